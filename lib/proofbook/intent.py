@@ -22,7 +22,19 @@ ContainerKind = Literal["pct", "lxc", "incus", "docker", "podman", "nspawn"]
 _GPU_UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _UNIT_NAME = re.compile(r"[A-Za-z0-9:_.\\@-]{1,255}")
-_UNIT_SUFFIXES = (".service", ".socket", ".target", ".timer", ".path", ".mount", ".automount", ".swap", ".slice", ".scope", ".device")
+_UNIT_SUFFIXES = (
+    ".service",
+    ".socket",
+    ".target",
+    ".timer",
+    ".path",
+    ".mount",
+    ".automount",
+    ".swap",
+    ".slice",
+    ".scope",
+    ".device",
+)
 
 # WHY: systemd-run expands `$` in the command's arguments (always before systemd 254), and `machinectl shell` loses the
 # exit status; entering the namespaces of the container's leader leaves both alone. `$0` is the machine's name.
@@ -64,7 +76,9 @@ class GpuSpec(_Spec):
             return value
         normal = "GPU-" + value[4:].lower() if value[:4].upper() == "GPU-" else value
         if not _GPU_UUID.fullmatch(normal):
-            raise ValueError(f"not a GPU UUID: {value!r} (expected as `nvidia-smi -L` says it, GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx)")
+            raise ValueError(
+                f"not a GPU UUID: {value!r} (expected as `nvidia-smi -L` says it, GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx)"
+            )
         return normal
 
     @property
@@ -91,7 +105,9 @@ class ContainerSpec(_Spec):
     @classmethod
     def _plain_name(cls, value: str) -> str:
         if not _CONTAINER_NAME.fullmatch(value):
-            raise ValueError(f"not a container name: {value!r} (letters, digits, '.', '_' and '-', starting with a letter or digit)")
+            raise ValueError(
+                f"not a container name: {value!r} (letters, digits, '.', '_' and '-', starting with a letter or digit)"
+            )
         return value
 
     @field_validator("devices")
@@ -107,7 +123,9 @@ class ContainerSpec(_Spec):
         if self.kind == "pct" and not re.fullmatch(r"[1-9][0-9]{2,8}", self.tool_id):
             raise ValueError(f'a pct container needs its number, e.g. id = "102"; it has {self.tool_id!r} (`pct list` says it)')
         if not _CONTAINER_NAME.fullmatch(self.tool_id):
-            raise ValueError(f"not a container id: {self.tool_id!r} (letters, digits, '.', '_' and '-', starting with a letter or digit)")
+            raise ValueError(
+                f"not a container id: {self.tool_id!r} (letters, digits, '.', '_' and '-', starting with a letter or digit)"
+            )
         return self
 
     @property
@@ -150,7 +168,8 @@ class ServiceSpec(_Spec):
     ready_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0  # seconds from the unit's start until it must be ready
 
     def __hash__(self) -> int:
-        return hash((self.name, self.container, self.url, self.args, tuple(sorted(self.environment.items())), self.enabled, self.ready_s))
+        environment = tuple(sorted(self.environment.items()))
+        return hash((self.name, self.container, self.url, self.args, environment, self.enabled, self.ready_s))
 
     @field_validator("name")
     @classmethod
@@ -168,7 +187,9 @@ class ServiceSpec(_Spec):
     @classmethod
     def _plain_url(cls, value: str) -> str:
         if value and not re.fullmatch(r"https?://[^\s/@]+(/\S*)?", value):
-            raise ValueError(f"not a usable health address: {value!r} (expected http://127.0.0.1:30000/health; no user or password in it)")
+            raise ValueError(
+                f"not a usable health address: {value!r} (expected http://127.0.0.1:30000/health; no user or password in it)"
+            )
         return value
 
     @field_validator("args", mode="before")
