@@ -1,0 +1,706 @@
+"""Hold log lines against the signatures: what was found, which of it is the cause, and what this log cannot show.
+
+The judge sees lines in the order of the log. It joins messages that were split, names devices by PCI address only (the
+``GPU0`` that the NVIDIA driver prints is its own index and says nothing), counts what was printed plus what the kernel says it
+suppressed (then the count is a lower bound), and finds the first cause of each chain. It keeps a handful of lines a finding
+however many there were.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from proofbook.model import Suggested, Verdict, pci_address, worst
+from proofbook.signatures.catalog import Signature, SignatureSet, load
+
+#: Lines kept of one finding: the first ones and the last ones.
+FIRST_LINES, LAST_LINES = 4, 2
+#: Different codes, and different findings, that are told apart before they are lumped together.
+MAX_CODES, MAX_FINDINGS = 16, 4096
+#: How far apart (seconds) a kernel message and a service message may be to belong to one chain.
+CHAIN_S = 900.0
+#: How far apart (lines) the parts of a split message, or of one GPU's failed initialisation, may be.
+JOIN_LINES, INIT_LINES = 12, 400
+UNKNOWN_SAMPLES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One message of a log, without its time, host and program name.
+
+    ``source``: ``kernel``, ``service``, ``systemd``, ``journald``, ``tool``, or ``""`` when the log does not say.
+    ``n`` is its place in the log; 0 means "after the one before".
+    """
+
+    text: str
+    monotonic_s: float | None = None
+    time: datetime | None = None
+    unit: str | None = None
+    boot_id: str | None = None
+    invocation: str | None = None
+    source: str = "kernel"
+    n: int = 0
+
+
+@dataclass(frozen=True)
+class LogContext:
+    """What is known besides the log.
+
+    ``gpus``: the PCI addresses of the GPUs; empty: learn them from the log. ``iommu``: type of the iommu group by PCI address,
+    an empty mapping when there are no groups, None when nobody looked. ``aer_native``: does the operating system own AER.
+    ``gaps``: why the log is incomplete, as its reader found. ``boot_id``, ``unit``, ``invocation``, ``since``, ``until``,
+    ``since_s``, ``until_s`` (seconds since boot) restrict the judgement; with a window, "the log starts late" is no gap.
+    """
+
+    gpus: frozenset[str] = frozenset()
+    iommu: Mapping[str, str] | None = None
+    aer_native: bool | None = None
+    gaps: tuple[str, ...] = ()
+    boot_id: str = ""
+    unit: str = ""
+    invocation: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+    since_s: float | None = None
+    until_s: float | None = None
+    snippet: bool = False  # a few lines that somebody cut out: they never begin at the boot
+
+    @property
+    def windowed(self) -> bool:
+        return self.snippet or any(x is not None for x in (self.since, self.until, self.since_s, self.until_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Where in the log something stands."""
+
+    n: int
+    monotonic_s: float | None = None
+    time: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureFinding:
+    """One signature on one device: how often, from when to when, and whether it is the first cause of its chain.
+
+    ``caused_by`` is the signature id at the root of the chain, None for a root. ``fields`` are the pattern's other named
+    groups of the first line (address, flags, domain, …). ``at_least``: ``count`` is a lower bound.
+    """
+
+    signature: str
+    verdict: Verdict
+    device: str
+    count: int
+    at_least: bool
+    first: Moment
+    last: Moment
+    root: bool
+    caused_by: str | None
+    reason: str
+    action: Suggested
+    code: str
+    lines: tuple[str, ...]
+    what_to_do: str = ""
+    kind: str = "fault"
+    codes: tuple[str, ...] = ()
+    fields: Mapping[str, str] = field(default_factory=dict)
+    boot_id: str = ""
+    unit: str = ""
+    tail: str = ""  # of a traceback: its last line
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a log says. ``verdict`` is the worst of the findings; an error that nobody knows makes it at least UNKNOWN."""
+
+    findings: tuple[SignatureFinding, ...]
+    not_observable: tuple[str, ...]
+    unknown_lines: int
+    unknown_samples: tuple[str, ...]
+    benign: Mapping[str, int]
+    facts: Mapping[str, int]
+    lines: int  # lines held against the signatures (after the pre-filter, when there is one)
+    gpus: tuple[str, ...]  # PCI addresses known to be GPUs, from the context and the log
+
+    @property
+    def verdict(self) -> Verdict:
+        said = [f.verdict for f in self.findings]
+        if self.unknown_lines:
+            said.append(Verdict.UNKNOWN)
+        if said:
+            return worst(said)
+        return Verdict.PASS if self.lines else Verdict.UNKNOWN
+
+    @property
+    def roots(self) -> tuple[SignatureFinding, ...]:
+        return tuple(f for f in self.findings if f.root)
+
+
+def judge(lines: Iterable[LogLine], *, context: LogContext | None = None, signatures: SignatureSet | None = None) -> Judgement:
+    """Judge lines that were already read. For whole files use :mod:`proofbook.signatures.streams`, which filters first."""
+    judging = Judging(signatures or load(), context or LogContext())
+    for line in lines:
+        judging.feed(line)
+    return judging.finish()
+
+
+# ------------------------------------------------------------------------------------------------ the working parts
+
+
+@dataclass(slots=True)
+class _Group:
+    """All lines of one signature on one device, as they are counted."""
+
+    signature: Signature
+    device: str
+    boot_id: str
+    unit: str
+    source: str
+    first: LogLine
+    last: LogLine
+    count: int = 0
+    suppressed: int = 0
+    at_least: bool = False
+    codes: dict[str, int] = field(default_factory=dict)
+    fields: dict[str, str] = field(default_factory=dict)
+    head: list[str] = field(default_factory=list)
+    recent: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+    driver: str = ""
+    tail: str = ""
+    cause: _Group | None = None
+
+    def add(self, line: LogLine, weight: int, code: str) -> None:
+        self.count += weight
+        self.last = line
+        if code and (code in self.codes or len(self.codes) < MAX_CODES):
+            self.codes[code] = self.codes.get(code, 0) + weight
+        if len(self.head) < FIRST_LINES:
+            self.head.append(line.text)
+        else:
+            self.recent.append(line.text)
+
+    def worsen(self, reading: Signature) -> None:
+        """Of several readings of one signature, the worst one stands."""
+        if worst([self.signature.verdict, reading.verdict]) is not self.signature.verdict or (
+            reading.verdict is self.signature.verdict and _SEVERITY.index(reading.action) > _SEVERITY.index(self.signature.action)
+        ):
+            self.signature = reading
+
+    def take_over(self, other: _Group) -> None:
+        """Merge ``other`` (the same signature, seen before its device was known) into this one."""
+        if other.first.n < self.first.n:
+            self.first = other.first
+        if other.last.n > self.last.n:
+            self.last = other.last
+        self.count += other.count
+        for code, times in other.codes.items():
+            self.codes[code] = self.codes.get(code, 0) + times
+        self.head = (self.head + other.head)[:FIRST_LINES]
+        self.recent.extend(other.recent)
+
+    @property
+    def root(self) -> _Group:
+        group = self
+        while group.cause is not None:
+            group = group.cause
+        return group
+
+
+@dataclass(slots=True)
+class _Open:
+    """A message whose further lines may still come."""
+
+    first: LogLine
+    parts: list[str]
+    last_n: int
+
+
+_REPEATED = re.compile(r"^message repeated (\d+) times: \[ ?(.*)\]$")
+_SUPPRESSED = re.compile(r"(?:^|\s)(?P<function>\w+): (?P<count>\d+) callbacks suppressed")
+_RM_INDEX = re.compile(r"NVRM: GPU(\d+) ")
+_INIT_NAMED = re.compile(r"NVRM: GPU (?P<pci>[0-9a-fA-F:.]+): (?:RmInitAdapter|rm_init_adapter) failed")
+_CLASS = re.compile(r"pci (?P<pci>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): \[(?P<vendor>[0-9a-f]{4}):[0-9a-f]{4}\] type \S+ class 0x(?P<class>[0-9a-f]{6})")
+_NVRM_DEVICE = re.compile(r"NVRM: GPU at PCI:(?P<pci>[0-9a-fA-F:.]+): GPU-|NVRM: Xid \(PCI:(?P<xid>[0-9a-fA-F:.]+)|NVRM: GPU (?P<gpu>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])|^nvidia (?P<bound>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]):")
+_OTHER_DRIVER = re.compile(r"^(?P<driver>[a-z][\w-]*) (?P<pci>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]):")
+#: Prefixes that name no owner: the PCI core, its services, and passthrough (which may well hold a GPU).
+_NO_OWNER = {"pci", "pcieport", "vfio-pci", "iommu", "nvidia", "shpchp", "pcie_mp2_amd"}
+_TRACEBACK = "Traceback (most recent call last):"
+_LOG_PREFIX = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: [A-Z0-9 ]+)?\] ")
+
+
+class Judging:
+    """A judgement under way: ``feed`` lines in order, then ``finish`` once."""
+
+    def __init__(self, signatures: SignatureSet, context: LogContext) -> None:
+        self.signatures = signatures
+        self.context = context
+        self._groups: dict[tuple[str, str, str, str], _Group] = {}
+        self._pending: dict[str, _Group] = {}  # initialisation messages that name no device yet
+        self._pending_index: set[str] = set()
+        self._open: dict[str, _Open] = {}
+        self._suppressed: dict[str, tuple[int, int]] = {}  # function: (count, place) waiting for the next line of its signature
+        self._traceback: dict[str, tuple[LogLine, _Group | None, list[str]]] = {}
+        self._unknown = 0
+        self._samples: list[str] = []
+        self._benign: dict[str, int] = {}
+        self._facts: dict[str, int] = {}
+        self._fact_fields: dict[str, dict[str, str]] = {}
+        self._gaps: list[str] = list(context.gaps)
+        self._gpus: set[str] = {pci_address(p) for p in context.gpus}
+        self._others: dict[str, str] = {}  # PCI address: driver or class that shows it is no GPU
+        self._n = 0
+        self._lines = 0
+        self._kernel_lines = 0
+        self._first_kernel: LogLine | None = None
+        self._last_unit_of: dict[str, int] = {}
+        self._overflow = False
+
+    # ------------------------------------------------------------------------------------------ feeding
+
+    def feed(self, line: LogLine, hint: Iterable[str] | None = None) -> None:
+        """One more line. ``hint``: the anchors that the pre-filter saw in it (None: not filtered)."""
+        self._n = line.n or self._n + 1
+        if line.n != self._n:
+            line = replace(line, n=self._n)
+        if not self._in_scope(line):
+            return
+        if "\n" in line.text:
+            for part in line.text.split("\n"):
+                if part:
+                    self._one(replace(line, text=part), None)
+            return
+        self._one(line, hint)
+
+    def _in_scope(self, line: LogLine) -> bool:
+        c = self.context
+        if c.boot_id and line.boot_id and line.boot_id.replace("-", "") != c.boot_id.replace("-", ""):
+            return False
+        if c.unit and line.unit and line.unit != c.unit:
+            return False
+        if c.invocation and line.invocation and line.invocation != c.invocation:
+            return False
+        if line.time is not None and ((c.since and line.time < c.since) or (c.until and line.time > c.until)):
+            return False
+        s = line.monotonic_s
+        return s is None or not ((c.since_s is not None and s < c.since_s) or (c.until_s is not None and s > c.until_s))
+
+    def _one(self, line: LogLine, hint: Iterable[str] | None) -> None:
+        self._lines += 1
+        if line.source in ("kernel", ""):
+            self._kernel_lines += 1
+            if self._first_kernel is None:
+                self._first_kernel = line
+            self._learn(line.text)
+        weight = 1
+        repeated = _REPEATED.match(line.text)
+        if repeated:
+            weight, line, hint = int(repeated[1]), replace(line, text=repeated[2]), None
+        self._expire(line)
+        if self._in_traceback(line):
+            return
+        if self._joined(line):
+            return
+        self._judge_text(line, weight, hint)
+
+    def _learn(self, text: str) -> None:
+        """Which devices are GPUs, and which are surely not."""
+        found = _CLASS.search(text)
+        if found:
+            address = found["pci"]
+            # WHY: 0x03 is the display class; a BMC's VGA device is one too, so the vendor decides.
+            if found["class"].startswith("03") and found["vendor"] == "10de":
+                self._gpus.add(address)
+            else:
+                self._others.setdefault(address, f"class 0x{found['class']}")
+            return
+        nvidia = _NVRM_DEVICE.search(text)
+        if nvidia:
+            self._gpus.add(pci_address(next(g for g in nvidia.groups() if g)))
+            return
+        other = _OTHER_DRIVER.match(text)
+        if other and other["driver"] not in _NO_OWNER:
+            self._others[other["pci"]] = other["driver"]
+
+    # ------------------------------------------------------------------------------- messages over several lines
+
+    def _expire(self, line: LogLine) -> None:
+        for key in [k for k, o in self._open.items() if line.n - o.last_n > JOIN_LINES]:
+            self._close(key)
+
+    def _joined(self, line: LogLine) -> bool:
+        """Take the line into a message that is split over lines, if it begins or continues one."""
+        if line.source not in ("kernel", ""):
+            return False
+        for join in self.signatures.joins:
+            if not any(a in line.text for a in join.anchors):
+                continue
+            key = f"{join.id}|{line.boot_id or ''}"
+            if join.starts.search(line.text):
+                self._close(key)
+                self._open[key] = _Open(line, [line.text], line.n)
+                return True
+            under_way = self._open.get(key)
+            if under_way and len(under_way.parts) < join.lines and join.continues.search(line.text):
+                under_way.parts.append(join.strip.sub("", line.text))
+                under_way.last_n = line.n
+                return True
+        return False
+
+    def _close(self, key: str) -> None:
+        under_way = self._open.pop(key, None)
+        if under_way:
+            whole = " ".join(p.strip() for p in under_way.parts)
+            self._judge_text(replace(under_way.first, text=whole), 1, None)
+
+    def _in_traceback(self, line: LogLine) -> bool:
+        """Follow a Python traceback to its last line; that line names the error."""
+        key = f"{line.unit or ''}|{line.invocation or ''}|{line.boot_id or ''}"
+        under_way = self._traceback.get(key)
+        if under_way is None or line.source not in ("service", ""):
+            return False
+        _, group, inner = under_way
+        text = _LOG_PREFIX.sub("", line.text)
+        if text.startswith((" ", "\t")) or not text.strip() or text.startswith(("During handling of", "The above exception was")):
+            if len(inner) < 400:
+                inner.append(text)
+            return True
+        if text.startswith(_TRACEBACK):
+            return True
+        del self._traceback[key]
+        if group is not None:
+            group.tail = text[:500]
+        return False  # the last line itself is judged as any other
+
+    def _opens_traceback(self, line: LogLine, group: _Group | None) -> None:
+        if _TRACEBACK in line.text:
+            key = f"{line.unit or ''}|{line.invocation or ''}|{line.boot_id or ''}"
+            self._traceback.setdefault(key, (line, group, []))
+
+    # ---------------------------------------------------------------------------------------------- judging
+
+    def _judge_text(self, line: LogLine, weight: int, hint: Iterable[str] | None) -> None:
+        self._note_suppression(line)
+        found = self.signatures.match(line.text, line.source, hint)
+        real = [f for f in found if f[0].kind != "benign"] or found
+        for signature, match in real:
+            self._record(signature, match, line, weight)
+        if not real:
+            self._perhaps_unknown(line, weight)
+            self._opens_traceback(line, None)
+        named = _INIT_NAMED.search(line.text)
+        if named:
+            self._adopt(pci_address(named["pci"]), line)
+
+    def _note_suppression(self, line: LogLine) -> None:
+        found = _SUPPRESSED.search(line.text)
+        if not found:
+            return
+        function, count = found["function"], int(found["count"])
+        if function in self.signatures.suppressions:
+            before, _ = self._suppressed.get(function, (0, 0))
+            self._suppressed[function] = (before + count, line.n)
+        else:
+            self._gap(f"the kernel suppressed {count} messages of {function}")
+
+    def _perhaps_unknown(self, line: LogLine, weight: int) -> None:
+        if _SUPPRESSED.search(line.text):
+            return
+        for suspicion in self.signatures.suspicions:
+            if line.source and suspicion.sources and line.source not in suspicion.sources:
+                continue
+            if any(a in line.text for a in suspicion.anchors) and suspicion.pattern.search(line.text):
+                self._unknown += weight
+                if len(self._samples) < UNKNOWN_SAMPLES and line.text not in self._samples:
+                    self._samples.append(line.text)
+                return
+
+    def _record(self, signature: Signature, match: re.Match[str], line: LogLine, weight: int) -> None:
+        groups = {k: v for k, v in match.groupdict().items() if v is not None}
+        if signature.kind == "benign":
+            self._benign[signature.id] = self._benign.get(signature.id, 0) + weight
+            return
+        if signature.kind == "fact":
+            self._facts[signature.id] = self._facts.get(signature.id, 0) + weight
+            self._fact_fields.setdefault(signature.id, {}).update(groups)
+            return
+        device = self._device(groups)
+        code = groups.pop("code", "")
+        driver = groups.pop("driver", "")
+        stated = groups.pop("count", "")
+        if stated.isdigit() and signature.kind != "gap":
+            weight *= int(stated)
+        unit = groups.get("unit") or line.unit or ""
+        if signature.init and not device:
+            group = self._pending.get(signature.id)
+            if group is None:
+                group = self._pending[signature.id] = self._new(signature, "", line, unit)
+            index = _RM_INDEX.search(line.text)
+            if index:
+                self._pending_index.add(index[1])
+        else:
+            group = self._group(signature, device, line, unit)
+        if not group.count:
+            group.fields, group.driver = groups, driver
+            group.signature = signature.read(line.text)
+        elif signature.variants:
+            group.worsen(signature.read(line.text))
+        group.add(line, weight, code)
+        self._settle_suppression(signature, group)
+        self._opens_traceback(line, group)
+        if signature.kind == "gap":
+            self._gap(f"{signature.meaning} ({line.text.strip()[:160]})")
+
+    def _new(self, signature: Signature, device: str, line: LogLine, unit: str) -> _Group:
+        return _Group(signature, device, (line.boot_id or "").replace("-", ""), unit, line.source, line, line)
+
+    def _group(self, signature: Signature, device: str, line: LogLine, unit: str) -> _Group:
+        key = (signature.id, device, (line.boot_id or "").replace("-", ""), unit)
+        group = self._groups.get(key)
+        if group is None:
+            if len(self._groups) >= MAX_FINDINGS:
+                self._overflow = True
+                key = (signature.id, "", "", "")
+                group = self._groups.get(key)
+                if group is not None:
+                    return group
+                device, unit = "", ""
+            group = self._groups[key] = self._new(signature, device, line, unit)
+        return group
+
+    @staticmethod
+    def _device(groups: dict[str, str]) -> str:
+        for name in ("pci", "pci2", "pci3"):
+            text = groups.pop(name, "")
+            if text:
+                try:
+                    return pci_address(text)
+                except ValueError:
+                    continue
+        return ""
+
+    def _settle_suppression(self, signature: Signature, group: _Group) -> None:
+        # WHY: the kernel prints "N callbacks suppressed" when the next message of the same device may pass again, so the
+        # count belongs to the device that the next line names.
+        for function, (count, _) in list(self._suppressed.items()):
+            if signature.id in self.signatures.suppressions[function].of:
+                group.suppressed += count
+                group.at_least = True
+                del self._suppressed[function]
+
+    def _adopt(self, device: str, line: LogLine) -> None:
+        """The initialisation that just failed names its device: what was said on the way there was about it."""
+        pending, self._pending = self._pending, {}
+        several = len(self._pending_index) > 1
+        self._pending_index = set()
+        for group in pending.values():
+            near = line.n - group.last.n <= INIT_LINES
+            owner = device if near and not several else ""
+            target = self._group(group.signature, owner, group.first, group.unit)
+            if not target.count:
+                target.fields, target.driver = group.fields, group.driver
+            target.take_over(group)
+
+    def _gap(self, reason: str) -> None:
+        if reason not in self._gaps and len(self._gaps) < 50:
+            self._gaps.append(reason)
+
+    # ---------------------------------------------------------------------------------------------- finishing
+
+    def finish(self) -> Judgement:
+        """Close what is open, find the causes, and say what the log cannot show."""
+        for key in list(self._open):
+            self._close(key)
+        for group in self._pending.values():
+            self._group(group.signature, "", group.first, group.unit).take_over(group)
+        self._pending = {}
+        self._last_suppressions()
+        groups = self._without_details(sorted(self._groups.values(), key=lambda g: (g.first.n, _RANK[g.signature.kind])))
+        self._chain(groups)
+        findings = tuple(self._finding(g) for g in groups)
+        return Judgement(
+            findings=findings,
+            not_observable=tuple(self._not_observable(findings)),
+            unknown_lines=self._unknown,
+            unknown_samples=tuple(self._samples),
+            benign=dict(self._benign),
+            facts=dict(self._facts),
+            lines=self._lines,
+            gpus=tuple(sorted(self._gpus)),
+        )
+
+    def _last_suppressions(self) -> None:
+        """A suppression at the end of the log belongs to the device that spoke last before it."""
+        for function, (count, place) in self._suppressed.items():
+            ids = self.signatures.suppressions[function].of
+            before = [g for g in self._groups.values() if g.signature.id in ids and g.last.n <= place]
+            if before:
+                last = max(before, key=lambda g: g.last.n)
+                last.suppressed += count
+                last.at_least = True
+            else:
+                self._gap(f"the kernel suppressed {count} messages of {function}, and the log holds none of them")
+
+    @staticmethod
+    def _without_details(groups: list[_Group]) -> list[_Group]:
+        ids = {g.signature.id for g in groups}
+        return [g for g in groups if not (g.signature.detail_of and ids & set(g.signature.detail_of))]
+
+    def _chain(self, groups: list[_Group]) -> None:
+        """For each group, the earliest thing that explains it; ``groups`` are in the order of the log."""
+        explains = {g.signature.id: self.signatures.expand(g.signature.caused_by) for g in groups}
+        # Only wall time orders messages of two logs; inside one log the place is exact. Of two readings of one line, the
+        # one that says so (overlaps) goes first: it corrects the other.
+        mixed = len({g.source for g in groups}) > 1 and all(g.first.time is not None for g in groups)
+        groups.sort(
+            key=lambda g: (
+                g.first.time.timestamp() if mixed and g.first.time is not None else 0.0,
+                g.first.n,
+                not g.signature.overlaps,
+                _RANK[g.signature.kind],
+            )
+        )
+        for i, group in enumerate(groups):
+            previous = group.fields.get("previous")
+            if previous:
+                explains[group.signature.id] |= {f"xid-{previous}"}
+            for earlier in groups[:i]:
+                if earlier.signature.id in explains[group.signature.id] and _may_cause(earlier, group):
+                    group.cause = earlier
+                    break
+
+    def _finding(self, group: _Group) -> SignatureFinding:
+        signature = group.signature
+        verdict, action, what = signature.verdict, signature.action, signature.what_to_do
+        words = signature.meaning
+        if signature.requester and group.device:
+            owner = self._owner(group)
+            if owner:
+                words = f"{words} The requester is no GPU ({owner})."
+                if verdict is Verdict.FAIL:
+                    verdict, action, what = Verdict.WARN, Suggested.LOOK, "Look at this device; it says nothing about the GPUs."
+            elif group.device not in self._gpus and group.driver != "nvidia":
+                words += " This log does not say what kind of device it is."
+        cause = None if group.cause is None else group.root
+        if cause is None and signature.kind == "consequence":
+            words += " It follows something else; what, this log does not show."
+        count = group.count + group.suppressed
+        codes = tuple(group.codes)
+        return SignatureFinding(
+            signature=signature.id,
+            verdict=verdict,
+            device=group.device,
+            count=count,
+            at_least=group.at_least or bool(group.suppressed),
+            first=Moment(group.first.n, group.first.monotonic_s, group.first.time),
+            last=Moment(group.last.n, group.last.monotonic_s, group.last.time),
+            root=cause is None and signature.kind in ("fault", "consequence", "detail"),
+            caused_by=None if cause is None else cause.signature.id,
+            reason=_reason(words, group, count, cause, codes),
+            action=action,
+            code=codes[0] if codes else "",
+            lines=tuple([*group.head, *group.recent]),
+            what_to_do=what,
+            kind=signature.kind,
+            codes=codes,
+            fields=group.fields,
+            boot_id=group.boot_id,
+            unit=group.unit,
+            tail=group.tail,
+        )
+
+    def _owner(self, group: _Group) -> str:
+        """What shows that the device is no GPU; ``""`` when it is one, or nothing is known."""
+        if group.device in self._gpus or group.driver == "nvidia":
+            return ""
+        if group.driver and group.driver not in _NO_OWNER:
+            return group.driver
+        if group.device in self._others:
+            return self._others[group.device]
+        return "it is not among the host's GPUs" if self.context.gpus else ""
+
+    # -------------------------------------------------------------------------------- what cannot be seen
+
+    def _not_observable(self, findings: tuple[SignatureFinding, ...]) -> list[str]:
+        out = list(self._gaps)
+        facts, fields = self._facts, self._fact_fields
+        c = self.context
+        if self._kernel_lines and self._first_kernel is not None:
+            if "kernel-boot-start" not in facts and not c.windowed:
+                at = self._first_kernel.monotonic_s
+                since = f" (its first line is {at:.0f} s after the boot)" if at is not None and at >= 1 else ""
+                out.append(f"the log does not begin at the boot{since}: what came before cannot be seen")
+            out += self._no_iommu_faults(facts, fields, findings)
+            if c.aer_native is False:
+                out.append("AER errors: the operating system does not own AER on this machine (_OSC), so no line is no evidence")
+            elif c.aer_native is None and "osc-no-aer" in facts and "osc-aer-granted" not in facts:
+                out.append("AER errors: the firmware keeps AER to itself (_OSC), so no line is no evidence")
+            elif "aer-off" in facts:
+                out.append("AER errors: pci=noaer is on the kernel command line")
+        asked = fields.get("sglang-args", {}).get("algorithm", "None")
+        if asked not in ("None", "null", "") and "sglang-decode" not in facts:
+            out.append(
+                f"whether drafts are accepted: speculation ({asked}) is asked for, but no Decode line was printed yet "
+                "(one comes every 40 decode steps)"
+            )
+        if self._overflow:
+            out.append(f"more than {MAX_FINDINGS} different findings; the rest is lumped together without its device")
+        return out
+
+    def _no_iommu_faults(
+        self, facts: Mapping[str, int], fields: Mapping[str, Mapping[str, str]], findings: tuple[SignatureFinding, ...]
+    ) -> list[str]:
+        if any("iommu-fault" in self.signatures[f.signature].tags for f in findings):
+            return []
+        types = self.context.iommu
+        if types is not None:
+            if not types:
+                return ["IOMMU faults: there are no iommu groups (no IOMMU, or off), so none can be logged"]
+            watched = {pci_address(p) for p in self.context.gpus} or set(types)
+            identity = sorted(d for d in watched if types.get(d) == "identity")
+            if identity:
+                return [f"IOMMU faults of {', '.join(identity)}: an identity domain translates nothing, so none can be logged"]
+            return []
+        domain = fields.get("iommu-default-domain", {}).get("type", "")
+        if domain == "Passthrough":
+            return ["IOMMU faults: the default domain type is Passthrough, so none are expected; read the group types"]
+        off = "iommu-off-option" in facts
+        if off or ("kernel-boot-start" in facts and "iommu-group-added" not in facts and not self.context.windowed):
+            return ["IOMMU faults: no device was added to an iommu group in this boot (no IOMMU, or off), so none can be logged"]
+        return []
+
+
+#: Actions from the mildest to the most drastic.
+_SEVERITY = tuple(Suggested)
+_RANK = {"fault": 0, "consequence": 1, "detail": 2, "gap": 3, "fact": 4, "benign": 5}
+
+
+def _may_cause(earlier: _Group, later: _Group) -> bool:
+    if earlier.boot_id and later.boot_id and earlier.boot_id != later.boot_id:
+        return False
+    if earlier.device and later.device and earlier.device != later.device:
+        return False
+    if earlier.unit and later.unit and earlier.unit != later.unit:
+        return False
+    a, b = earlier.first, later.first
+    if earlier.source == later.source:
+        return a.n <= b.n
+    for ours, theirs in ((a.time, b.time), (a.monotonic_s, b.monotonic_s)):
+        if ours is not None and theirs is not None:
+            gap = (theirs - ours).total_seconds() if isinstance(ours, datetime) and isinstance(theirs, datetime) else theirs - ours  # type: ignore[operator]
+            return 0 <= gap <= CHAIN_S
+    return a.n <= b.n
+
+
+def _reason(words: str, group: _Group, count: int, cause: _Group | None, codes: tuple[str, ...]) -> str:
+    where = f"{group.device}: " if group.device else f"{group.unit}: " if group.unit else ""
+    times = f"{'at least ' if group.suppressed or group.at_least else ''}{count} line{'s' if count != 1 else ''}"
+    if group.suppressed:
+        times += f", {group.suppressed} of them suppressed by the kernel"
+    said = f", code {', '.join(codes)}" if codes else ""
+    after = f" Caused by {cause.signature.id}{' on ' + cause.device if cause.device and cause.device != group.device else ''}." if cause else ""
+    tail = f" It ends in: {group.tail}" if group.tail else ""
+    return f"{where}{words} ({times}{said}){after}{tail}"
