@@ -1,0 +1,398 @@
+"""The ``proofbook`` command: thin. Every subcommand is one call into the library, and says how it came out.
+
+stdout carries results (with ``--json`` one JSON value on the last line); progress goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from proofbook import __version__
+from proofbook.errors import BadParameter, NoSuchRun, ProofbookError, Refused
+
+if TYPE_CHECKING:
+    from proofbook.launch import Outcome
+
+app = typer.Typer(
+    name="proofbook",
+    help="Runbooks for GPU servers that leave evidence: live in JupyterLab, or headless.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+hosts_app = typer.Typer(help="The machines of the inventory.", no_args_is_help=True)
+lab_app = typer.Typer(help="Simulated GPU servers behind a real SSH server on this machine.", no_args_is_help=True)
+app.add_typer(hosts_app, name="hosts")
+app.add_typer(lab_app, name="lab")
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON (one value, the last line of stdout).")]
+OutputsOption = Annotated[
+    Path | None, typer.Option("--outputs", help="The archive of records (default: $PROOFBOOK_OUTPUTS, or outputs/ here).")
+]
+
+STYLE = {"PASS": "bold green", "WARN": "bold yellow", "UNKNOWN": "bold magenta", "FAIL": "bold red", "NOT_CHECKED": "dim"}
+
+
+def _styled(verdict: str) -> str:
+    style = STYLE.get(verdict, "")
+    return f"[{style}]{verdict}[/]" if style else verdict
+
+
+# -------------------------------------------------------------------------------------------------- run
+
+
+@app.command()
+def run(
+    runbook: Annotated[str, typer.Argument(help="Which runbook; `proofbook runbooks` lists them.")],
+    host: Annotated[str, typer.Option("--host", help="A name from proofbook.toml or ~/.ssh/config, or lab:<scenario>.")] = "",
+    parameter: Annotated[
+        list[str] | None, typer.Option("-p", "--parameter", help="name=value; may be said several times.")
+    ] = None,
+    approve: Annotated[str, typer.Option("--approve", help="The digest of the plan that you read.")] = "",
+    approver: Annotated[str, typer.Option("--approver", help="Who approves it.")] = "",
+    outputs: OutputsOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run a runbook headless. Exit codes: 0 PASS/WARN · 1 FAIL · 2 refused before contact · 3 waiting at a gate · 4 UNKNOWN ·
+    5 rolled back · 6 rollback failed · 7 refused or aborted after contact."""
+    from proofbook import launch, procedures
+
+    progress = Progress()
+    try:
+        procedure = procedures.load(runbook)
+        parameters = procedure.from_text(_pairs(parameter or []))
+        for name, value, option in (
+            ("host", host, "--host"),
+            ("approved", approve, "--approve"),
+            ("approver", approver, "--approver"),
+        ):
+            if value:
+                _add_once(parameters, name, value, option)
+        outcome = launch.launch(runbook, parameters, outputs=outputs, tell=progress)
+    except Refused as error:
+        outcome = launch.refused(runbook, host, error)
+    _print_outcome(outcome, progress, as_json=as_json)
+    raise typer.Exit(outcome.exit_code)
+
+
+def _pairs(given: list[str]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise BadParameter(f"-p {text!r} is not name=value", hint="write it as one word: -p settle_minutes=5")
+        if name in pairs:
+            raise BadParameter(f"parameter {name!r} is given twice", hint="say it once")
+        pairs[name] = value
+    return pairs
+
+
+def _add_once(parameters: dict[str, Any], name: str, value: str, option: str) -> None:
+    if parameters.get(name, value) != value:
+        raise BadParameter(f"{option} says {value!r}, and -p {name}= says {parameters[name]!r}", hint="say it once")
+    parameters[name] = value
+
+
+class Progress:
+    """Journal lines → one line of text each on stderr; remembers the plan, to show it at a gate."""
+
+    def __init__(self, console: Console = err, prefix: str = "") -> None:
+        self._console = console
+        self._prefix = prefix
+        self.plan: Mapping[str, Any] | None = None
+
+    def __call__(self, entry: Mapping[str, Any]) -> None:
+        text = self._text(entry["event"], entry["data"])
+        if text:
+            from rich.markup import escape
+
+            clock = entry["ts"][11:19]
+            self._console.print(f"[dim]{clock}[/] {self._prefix}{text if text.startswith('[') else escape(text)}")
+
+    def _text(self, event: str, data: Mapping[str, Any]) -> str:
+        from rich.markup import escape
+
+        match event:
+            case "host.proven":
+                who = data["identity"]
+                ids = f"machine-id {who['machine_id'][:12]}…, boot {who['boot_id'][:12]}…"
+                return f"{who['hostname']} answers ({data['note']}): {ids}"
+            case "step.started":
+                return f"[bold]{data['step']} · {escape(data['title'])}[/]"
+            case "progress":
+                return f"  {data['text']}"
+            case "act.intent":
+                return f"  acting: {data['what']}"
+            case "finding" if data["verdict"] in ("FAIL", "UNKNOWN", "WARN"):
+                about = f"{data['subject']}: {data['reason']}" if data["subject"] else data["reason"]
+                return f"[{STYLE[data['verdict']]}]  {data['verdict']:<7}[/] {escape(about)}"
+            case "plan":
+                self.plan = data
+                return ""
+            case "trouble":
+                return f"[bold red]  {escape(data['message'])}[/]"
+            case _:
+                return ""
+
+
+def _print_outcome(outcome: Outcome, progress: Progress, *, as_json: bool) -> None:
+    if as_json:
+        if outcome.message:
+            err.print(outcome.message, markup=False)
+        print(outcome.to_json())
+        return
+    if outcome.message:
+        err.print(outcome.message, markup=False)
+    if outcome.waiting_for and progress.plan:
+        _print_plan(progress.plan, outcome)
+    out.print(f"{_styled(outcome.verdict)} · {outcome.status} · exit code {outcome.exit_code}")
+    if outcome.not_checked:
+        out.print(f"not checked ({len(outcome.not_checked)}):")
+        for reason in outcome.not_checked:
+            out.print(f"  · {reason}", markup=False)
+    if outcome.record:
+        out.print(f"record: {outcome.record}", markup=False)
+
+
+def _print_plan(plan: Mapping[str, Any], outcome: Outcome) -> None:
+    out.print(f"\n[bold]{plan['title']}[/] on {plan['host']['hostname']} waits for an approval")
+    for action in plan["actions"]:
+        out.print(f"  would do: {action['what']}  {' '.join(action['argv'])}", markup=False)
+    for fact in plan["facts"]:
+        out.print(f"  now: {fact}", markup=False)
+    for text in plan["cannot_undo"]:
+        out.print(f"  cannot be undone: {text}", markup=False)
+    for undo in plan["undo"]:
+        out.print(f"  taken back by: {undo['what']}", markup=False)
+    out.print(f"  expected time: {plan['expected_s'] / 60:.0f} min")
+    out.print("\nto approve exactly this, run the same command again with:")
+    out.print(f"  --approve {outcome.waiting_for['digest'] if outcome.waiting_for else ''} --approver YOUR-NAME\n", markup=False)
+
+
+# ------------------------------------------------------------------------------------------------- demo
+
+
+@app.command()
+def demo(
+    outputs: OutputsOption = None,
+    scenario: Annotated[list[str] | None, typer.Option("--scenario", help="Only these lab scenarios (default: a tour).")] = None,
+) -> None:
+    """Show a whole runbook run: reboot verification on simulated GPU servers, healthy and broken."""
+    from proofbook.demo import tour
+
+    raise typer.Exit(tour(out, err, outputs=outputs, scenarios=scenario or None))
+
+
+# ---------------------------------------------------------------------------------------------- looking
+
+
+@app.command()
+def runbooks(as_json: JsonFlag = False) -> None:
+    """The runbooks, what they are for, and what they take."""
+    from proofbook import procedures
+
+    described = [procedures.load(name).describe() for name in procedures.names()]
+    if as_json:
+        print(json.dumps(described, ensure_ascii=False))
+        return
+    for one in described:
+        out.print(
+            f"[bold]{one['name']}[/] · {'changes the host' if one['changes_the_host'] else 'reads only'}\n  {one['purpose']}"
+        )
+        table = Table(box=None, pad_edge=False, padding=(0, 2))
+        for column in ("parameter", "type", "default", "what it means"):
+            table.add_column(column)
+        for p in one["parameters"]:
+            table.add_row(f"  {p['name']}", p["type"], "(required)" if p["required"] else repr(p["default"]), p["help"])
+        out.print(table)
+
+
+@app.command()
+def show(
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="A run id, or its beginning or end.")],
+    outputs: OutputsOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """One record: verdict, what was not verified, findings, and where it is."""
+    book = _archive(outputs)
+    found = book.load(run_id)
+    if as_json:
+        print(json.dumps(found.as_json(), ensure_ascii=False))
+        return
+    out.print(found.as_markdown(), markup=False)
+    out.print(f"record: {book.folder_of(found.run_id)}", markup=False)
+
+
+@app.command()
+def runs(outputs: OutputsOption = None, as_json: JsonFlag = False) -> None:
+    """The archive, newest first."""
+    found = sorted(_archive(outputs).runs(), key=lambda r: r.run_id, reverse=True)
+    if as_json:
+        print(json.dumps([r.brief() for r in found], ensure_ascii=False))
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2))
+    for column in ("run", "runbook", "host", "status", "verdict"):
+        table.add_column(column, no_wrap=column == "run")
+    for r in found:
+        table.add_row(r.run_id, r.runbook, r.host, r.status, _styled(r.verdict))
+    out.print(table if found else "no records yet")
+
+
+@app.command()
+def verify(
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="A run id, or its beginning or end.")],
+    outputs: OutputsOption = None,
+) -> None:
+    """Is a record unchanged since it was sealed? Checks its manifest and the journal's hash chain."""
+    troubles = _archive(outputs).verify(run_id)
+    for trouble in troubles:
+        out.print(f"[bold red]damaged[/] {trouble}")
+    if not troubles:
+        out.print("[bold green]intact[/]: every file is as it was sealed, and the journal's chain is whole")
+    raise typer.Exit(1 if troubles else 0)
+
+
+@app.command()
+def sweep(outputs: OutputsOption = None) -> None:
+    """Mark runs whose runner died as lost, and seal what they left."""
+    lost = _archive(outputs).sweep()
+    for run_id in lost:
+        out.print(f"lost: {run_id}", markup=False)
+    out.print(f"{len(lost)} run(s) marked as lost")
+
+
+def _archive(outputs: Path | None) -> Any:
+    from proofbook.archive import Archive
+    from proofbook.notebook import outputs_folder
+
+    return Archive((outputs or outputs_folder()).resolve())
+
+
+# ------------------------------------------------------------------------------------------------ hosts
+
+
+@hosts_app.command("check")
+def hosts_check(
+    names: Annotated[list[str] | None, typer.Argument(help="Names (default: all of proofbook.toml).")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """For each host: reachable, key known, privileges, which tools exist. Exit code 1 when one is not usable."""
+    from proofbook import hosts
+
+    reports = hosts.check(names or None)
+    if as_json:
+        print(json.dumps([r.as_json() for r in reports], ensure_ascii=False))
+    else:
+        out.print(hosts.table(reports))
+    raise typer.Exit(0 if reports and all(r.usable for r in reports) else 1)
+
+
+# -------------------------------------------------------------------------------------------------- lab
+
+
+@lab_app.command("list")
+def lab_list(as_json: JsonFlag = False) -> None:
+    """The scenarios, what is wrong in each, and how each runbook should come out."""
+    from proofbook.lab.sim import client
+
+    listed = [s.as_json() for s in client.scenarios()]
+    if as_json:
+        print(json.dumps(listed, ensure_ascii=False))
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2))
+    for column in ("host", "what is wrong", "right verdict"):
+        table.add_column(column, no_wrap=column == "host")
+    for one in listed:
+        verdicts = " · ".join(f"{name}: {_styled(r['verdict'])}" for name, r in one["runbooks"].items())
+        table.add_row(f"lab:{one['scenario']}", one["wrong"], verdicts)
+    out.print(table)
+
+
+@lab_app.command("up")
+def lab_up(scenario: str) -> None:
+    """Start a simulated machine (or say that it runs), and how to log in to it."""
+    from proofbook.lab.sim import client
+
+    place = client.ensure(_scenario(scenario))
+    out.print(f"{'already running' if place.reused else 'started'}: {_ssh_line(place)}", markup=False)
+
+
+@lab_app.command("ssh")
+def lab_ssh(scenario: str) -> None:
+    """Log in to a simulated machine and look around."""
+    import os
+    import shlex
+
+    from proofbook.lab.sim import client
+
+    words = shlex.split(_ssh_line(client.ensure(_scenario(scenario))))
+    os.execvp(words[0], words)
+
+
+@lab_app.command("status")
+def lab_status(as_json: JsonFlag = False) -> None:
+    """Which simulated machines run now."""
+    from proofbook.lab.sim import client
+
+    running = client.status()
+    if as_json:
+        print(json.dumps(running, default=str))
+        return
+    for one in running:
+        out.print("  ".join(f"{k}={v}" for k, v in one.items()), markup=False)
+    if not running:
+        out.print("no simulated machine runs")
+
+
+@lab_app.command("reset")
+def lab_reset(scenario: Annotated[str | None, typer.Argument(help="Which (default: all).")] = None) -> None:
+    """Stop simulated machines and forget their state; the next use begins from the scenario."""
+    from proofbook.lab.sim import client
+
+    client.reset(_scenario(scenario) if scenario else None)
+    out.print("reset")
+
+
+def _scenario(name: str) -> str:
+    return name.removeprefix("lab:")
+
+
+def _ssh_line(place: Any) -> str:
+    return f"ssh -p {place.port} -i {place.identity_file} -o UserKnownHostsFile={place.known_hosts} {place.user}@{place.address}"
+
+
+# ------------------------------------------------------------------------------------------------- main
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit(0)
+
+
+def main() -> None:
+    """Entry point. Our own errors become one clear message and their exit code; anything else is a bug, and shown whole."""
+    try:
+        app()
+    except (Refused, NoSuchRun) as error:
+        err.print(str(error), markup=False, style="bold red")
+        sys.exit(2)
+    except ProofbookError as error:
+        err.print(str(error), markup=False, style="bold red")
+        sys.exit(7)
+
+
+if __name__ == "__main__":
+    main()

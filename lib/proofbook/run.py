@@ -1,0 +1,737 @@
+"""The verbs that a runbook says, and the run that they belong to.
+
+A :class:`Run` knows no concrete probe, check or change. Whatever it does is journaled: an act before it happens, and
+its outcome after. The archive, the live view and the record are *listeners*; they read the journal's events.
+
+Verbs are keyed by what they are asked: saying a done verb again returns its stored result and touches nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from proofbook.errors import (
+    CannotTell,
+    DiskFull,
+    NoSuchRun,
+    NotApproved,
+    OtherMachine,
+    PlanDrifted,
+    ProofbookError,
+    Sealed,
+    StoppedAtGate,
+    TransportError,
+)
+from proofbook.host import Host
+from proofbook.journal import JOURNAL, Journal, Writer, plain
+from proofbook.model import (
+    Applied,
+    Approval,
+    Change,
+    Check,
+    Command,
+    Evidence,
+    Finding,
+    Observation,
+    Plan,
+    Probe,
+    Result,
+    RunStatus,
+    Seen,
+    Verdict,
+    exit_code,
+    worst,
+)
+from proofbook.probes.base import Answer, drive
+from proofbook.redact import Redactor
+
+T = TypeVar("T")
+
+#: An approval is good for this long after its plan was made (wall clock: people read gates, whatever the lab's clock does).
+APPROVAL_GOOD_FOR = timedelta(hours=4)
+
+
+class Listener(Protocol):
+    """Somebody who follows a run: the record, the live view, a notifier."""
+
+    def __call__(self, event: str, data: Mapping[str, Any]) -> None: ...
+
+
+class Memory(Protocol):
+    """What earlier runs left: the archive, as a run sees it."""
+
+    def issued(self, digest: str) -> tuple[str, datetime] | None:
+        """The run that stopped at the gate with this digest, and when (wall clock) its plan was made."""
+        ...
+
+    def last_kept(self, machine_id: str, service: str) -> tuple[str, Mapping[str, Any]] | None:
+        """The newest run whose configuration of ``service`` was kept, and that configuration (argv, environment)."""
+        ...
+
+    def stored_value(self, run_id: str, name: str) -> Mapping[str, Any]:
+        """The value that run ``run_id`` stored under ``name`` (schema, value). Raises NoSuchRun."""
+        ...
+
+
+class NoMemory:
+    """A run without an archive remembers nothing."""
+
+    def issued(self, digest: str) -> None:
+        return None
+
+    def last_kept(self, machine_id: str, service: str) -> None:
+        return None
+
+    def stored_value(self, run_id: str, name: str) -> Mapping[str, Any]:
+        raise NoSuchRun(f"there is no archive to look for run {run_id!r} in")
+
+
+class Findings(tuple[Finding, ...]):
+    """What a check step came to; shows itself as a table in a notebook."""
+
+    look: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        return worst(f.verdict for f in self)
+
+    def _repr_html_(self) -> str:
+        from proofbook.view import findings_html
+
+        return findings_html(self)
+
+    def __repr__(self) -> str:
+        from proofbook.view import findings_text
+
+        return findings_text(self)
+
+
+@dataclass(frozen=True)
+class PlanView:
+    """A plan as a person reads it."""
+
+    plan: Plan
+
+    @property
+    def digest(self) -> str:
+        return self.plan.digest
+
+    def _repr_html_(self) -> str:
+        from proofbook.view import plan_html
+
+        return plan_html(self.plan)
+
+    def __repr__(self) -> str:
+        from proofbook.view import plan_text
+
+        return plan_text(self.plan)
+
+
+@dataclass(frozen=True)
+class About:
+    """What a run is of: fixed when it opens."""
+
+    run_id: str
+    runbook: str
+    title: str
+    mode: str  # "live" or "headless"
+    changes_host: bool
+
+
+def _slug(argv: Sequence[str]) -> str:
+    words = [a for a in argv if len(a) < 60 and "\n" not in a]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", " ".join(words))[:48].strip("-.") or "output"
+
+
+class Run:
+    """One pass of one runbook over one host."""
+
+    def __init__(
+        self,
+        about: About,
+        *,
+        folder: Path,
+        writer: Writer,
+        journal: Journal,
+        redactor: Redactor,
+        host: Host,
+        intent: Any,
+        parameters: Any,
+        listeners: Sequence[Listener] = (),
+        memory: Memory | None = None,
+        ask_person: Callable[[Plan], str] | None = None,
+    ) -> None:
+        self.about = about
+        self.folder = folder
+        self.host = host
+        self.intent = intent
+        self.parameters = parameters
+        self._writer = writer
+        self._journal = journal
+        self._redactor = redactor
+        self._listeners = list(listeners)
+        self.memory: Memory = memory or NoMemory()
+        self._ask_person = ask_person
+        self._done: dict[tuple[str, str], Any] = {}
+        self._steps = 0
+        self._acts = 0
+        self._evidence = 0
+        self._findings: list[Finding] = []
+        self._approved: dict[str, Approval] = {}
+        self._used: set[str] = set()
+        self._plan_seen: dict[str, datetime] = {}
+        self._changes: dict[str, Change] = {}
+        self._status = RunStatus.RUNNING
+        self._conclusion: Mapping[str, Any] | None = None
+        self.seen = Seen()
+
+    # -------------------------------------------------------------------------------------------- state
+
+    @property
+    def status(self) -> RunStatus:
+        return self._status
+
+    @property
+    def open(self) -> bool:
+        return self._status is RunStatus.RUNNING
+
+    @property
+    def verdict(self) -> Verdict:
+        return worst(f.verdict for f in self._findings)
+
+    @property
+    def findings(self) -> Findings:
+        return Findings(self._findings)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.about.run_id} of {self.about.runbook} on {self.host.name}: {self._status}, so far {self.verdict}>"
+
+    def _say(self, event: str, data: Mapping[str, Any], *, durable: bool = False) -> Mapping[str, Any]:
+        clean: Mapping[str, Any] = self._redactor.value(plain(dict(data)), JOURNAL)
+        self._journal.append(event, clean, durable=durable)
+        for listener in self._listeners:
+            listener(event, clean)
+        return clean
+
+    def tell(self, text: str) -> None:
+        """One line of progress: shown now, kept in the journal's timeline."""
+        self._say("progress", {"text": text})
+
+    # ------------------------------------------------------------------------------------------- opening
+
+    def opened(self, facts: Mapping[str, Any]) -> None:
+        """Journal the opening. Called once, by :func:`proofbook.notebook.open_run`."""
+        self._say("run.opened", facts, durable=True)
+
+    def reach(self) -> None:
+        """First contact: learn which machine answers. A machine that cannot be reached ends the run as aborted."""
+
+        def first() -> None:
+            identity = self.host.prove()
+            self._say(
+                "host.proven", {"name": self.host.name, "identity": identity, "peer": self.host.peer, "note": "first contact"}
+            )
+
+        self._step("reach", "reach", "Which machine answers?", first)
+
+    # --------------------------------------------------------------------------------------------- steps
+
+    def _step(self, verb: str, key: str, title: str, do: Callable[[], T], *, again: bool = False) -> T:
+        if (verb, key) in self._done and not again:
+            self._say(
+                "step.ended", {"step": self._steps, "key": key, "verb": verb, "outcome": "skipped", "error": None, "reused": True}
+            )
+            stored: T = self._done[(verb, key)]
+            return stored
+        if not self.open:
+            raise Sealed(
+                f"run {self.about.run_id} has ended ({self._status}); its record is sealed",
+                hint="open a new run: execute the cell with open_run again",
+            )
+        self._steps += 1
+        step = self._steps
+        started = self.host.clock.now()
+        self._say("step.started", {"step": step, "key": key, "verb": verb, "title": title})
+        try:
+            value = do()
+        except BaseException as error:
+            self._step_failed(step, key, verb, error, started)
+            raise
+        self._done[(verb, key)] = value
+        took = (self.host.clock.now() - started).total_seconds()
+        self._say(
+            "step.ended",
+            {"step": step, "key": key, "verb": verb, "outcome": "ok", "error": None, "duration_s": took, "reused": False},
+        )
+        return value
+
+    def _step_failed(self, step: int, key: str, verb: str, error: BaseException, started: datetime) -> None:
+        if not self.open:
+            return
+        if isinstance(error, DiskFull):
+            self._end_on_full_disk(step, verb, error)
+            return
+        took = (self.host.clock.now() - started).total_seconds()
+        text = str(error) or type(error).__name__
+        outcome = "stopped" if isinstance(error, StoppedAtGate) else "failed"
+        self._say(
+            "step.ended",
+            {"step": step, "key": key, "verb": verb, "outcome": outcome, "error": text, "duration_s": took, "reused": False},
+        )
+        if isinstance(error, StoppedAtGate):
+            self._end(RunStatus.STOPPED_AT_GATE, f"Waiting for an approval of {error.digest}.")
+        elif self._is_final(error):
+            hint = error.hint if isinstance(error, ProofbookError) else ""
+            message = ProofbookError(str(error.args[0]) if error.args else type(error).__name__).args[0]
+            self._say("trouble", {"error": type(error).__name__, "message": message, "hint": hint, "step": step}, durable=True)
+            self._end(RunStatus.ABORTED, f"Aborted in step {step} ({verb}): {str(message).splitlines()[0]}")
+        else:
+            self._say("trouble", {"error": type(error).__name__, "message": text, "hint": "", "step": step}, durable=True)
+
+    def _end_on_full_disk(self, step: int, verb: str, error: DiskFull) -> None:
+        """The journal keeps a reserve for this: say that the disk is full, and stop. What was written stays readable."""
+        trouble = {"error": "DiskFull", "message": str(error.args[0]), "hint": error.hint, "step": step}
+        with suppress(DiskFull):
+            self._say("trouble", trouble, durable=True)
+        with suppress(DiskFull):
+            self._end(RunStatus.ABORTED, f"Aborted in step {step} ({verb}): {error.args[0]}")
+
+    def _is_final(self, error: BaseException) -> bool:
+        """Live, a person may mend a mistake and say the verb again; headless nobody will."""
+        if self.about.mode == "headless":
+            return True
+        return isinstance(error, OtherMachine | KeyboardInterrupt | SystemExit)
+
+    # ------------------------------------------------------------------------------------------- looking
+
+    def _keep(self, result: Result, probe: str, boot_id: str) -> Evidence:
+        self._evidence += 1
+        number = f"e{self._evidence:04d}"
+        slug = _slug(result.command.argv)
+        kept: dict[str, Any] = {}
+        redactions = 0
+        for stream, data in (("stdout", result.stdout), ("stderr", result.stderr)):
+            path, digest, size = "", "", 0
+            if data:
+                path = f"evidence/{number}-{slug}.{'out' if stream == 'stdout' else 'err'}"
+                written = self._writer.write_bytes(path, data)
+                digest, size = written.sha256, written.size
+                redactions += written.redactions
+            kept |= {f"{stream}_file": path, f"{stream}_sha256": digest, f"{stream}_bytes": size}
+        evidence = Evidence(
+            id=number,
+            host=self.host.name,
+            argv=result.command.argv,
+            exit_status=result.exit_status,
+            started_at=result.started_at,
+            duration_s=round(result.duration_s, 6),
+            boot_id=boot_id,
+            timed_out=result.timed_out,
+            truncated=bool(result.lost_stdout or result.lost_stderr),
+            redactions=redactions,
+            trouble=result.trouble,
+            **kept,
+        )
+        self._say("evidence", {**msgspec.to_builtins(evidence), "probe": probe})
+        return evidence
+
+    def look(self, *probes: Probe[Any], look: str = "") -> Seen:
+        """Ask probes, keep their evidence, return their observations. A lost machine makes every answer unknown."""
+        boot_id = self.host.identity.boot_id if self.host.peer else ""
+        try:
+            answers = self._drive(probes)
+            boot_id = self.host.identity.boot_id
+        except TransportError as error:
+            reason = f"{self.host.name} cannot be asked: {str(error).splitlines()[0]}"
+            answers = {p: Answer(None, reason, ()) for p in probes}
+        kept: dict[int, Evidence] = {}
+        observations = []
+        for probe, answer in answers.items():
+            evidence = []
+            for result in answer.results:
+                if id(result) not in kept:
+                    kept[id(result)] = self._keep(result, probe.name, boot_id)
+                evidence.append(kept[id(result)])
+            observation = Observation(probe, answer.value, answer.unknown, self.host.clock.now(), boot_id, tuple(evidence))
+            observations.append(observation)
+            self._say(
+                "observation",
+                {
+                    "probe": probe.name,
+                    "asked": repr(probe),
+                    "known": observation.known,
+                    "unknown": observation.unknown,
+                    "value": observation.value,
+                    "evidence": [e.id for e in evidence],
+                    "boot_id": boot_id,
+                    "look": look,
+                },
+            )
+        return Seen(observations)
+
+    def _drive(self, probes: Sequence[Probe[Any]]) -> Mapping[Probe[Any], Answer[Any]]:
+        """Ask; after a lost connection log in once more (to the same machine only) and ask again: reads may be repeated."""
+        try:
+            return drive(probes, self.host.gather)
+        except TransportError as error:
+            lost = str(error).splitlines()[0]
+        boot_before = self.host.identity.boot_id
+        self.host.reopen()
+        rebooted = "" if self.host.identity.boot_id == boot_before else "; THE BOOT-ID CHANGED MEANWHILE"
+        self.proven(f"logged in again after: {lost}{rebooted}")
+        return drive(probes, self.host.gather)
+
+    def observe(self, *probes: Probe[Any], look: str = "now", title: str = "", again: bool = False) -> Seen:
+        """Verb: ask read-only questions. Keyed by the questions and the look."""
+
+        def do() -> Seen:
+            seen = self.look(*dict.fromkeys(probes), look=look)
+            self.seen = self.seen.merged(seen)
+            return seen
+
+        return self._step("observe", f"{look}:{sorted(map(repr, probes))}", title or f"Observe ({look})", do, again=again)
+
+    def check(self, *checks: Check, look: str = "now", title: str = "", again: bool = False) -> Findings:
+        """Verb: hold expectations against fresh observations. All checks of one step share one look."""
+
+        def do() -> Findings:
+            needed = dict.fromkeys(p for check in checks for p in check.needs())
+            seen = self.look(*needed, look=look)
+            self.seen = self.seen.merged(seen)
+            found = [f for check in checks for f in self._judge(check, seen, look)]
+            self._findings.extend(found)
+            findings = Findings(found)
+            findings.look = look
+            return findings
+
+        return self._step("check", f"{look}:{sorted(map(repr, checks))}", title or f"Check ({look})", do, again=again)
+
+    def _judge(self, check: Check, seen: Seen, look: str) -> list[Finding]:
+        try:
+            drafts = list(check.judge(seen))
+        except CannotTell as error:
+            drafts = [check.unknown(str(error))]
+        if not drafts:
+            drafts = [check.unknown("there was nothing to judge, and nothing is not a pass")]
+        asked = [seen[p] for p in check.needs() if p in seen]
+        evidence = tuple(dict.fromkeys(e.id for o in asked for e in o.evidence))
+        findings = []
+        for draft in drafts:
+            finding = replace(
+                draft,
+                look=look,
+                probes=draft.probes or tuple(dict.fromkeys(o.probe.name for o in asked)),
+                evidence=draft.evidence or evidence,
+            )
+            said = self._say("finding", {**msgspec.to_builtins(finding), "title": check.title})
+            findings.append(msgspec.convert({k: v for k, v in said.items() if k != "title"}, Finding))
+        return findings
+
+    # ------------------------------------------------------------------------------------------ changing
+
+    def plan(self, change: Change, *, title: str = "") -> PlanView:
+        """Verb: what would be done, what takes it back, what cannot be taken back. Nothing is changed."""
+
+        def do() -> PlanView:
+            seen = self.look(*change.needs(), look="plan")
+            self.seen = self.seen.merged(seen)
+            plan = change.plan(seen, self.host.identity)
+            issued = datetime.now(UTC)
+            self._changes[plan.digest] = change
+            self._plan_seen[plan.digest] = issued
+            self._say("plan", {**msgspec.to_builtins(plan), "digest": plan.digest, "issued_at": issued.isoformat()}, durable=True)
+            return PlanView(plan)
+
+        return self._step("plan", repr(change), title or f"What would change: {change.name}", do)
+
+    def gate(self, view: PlanView, *, approver: str = "", approved: str = "") -> None:
+        """Verb: let exactly this plan through, or stop. ``approved`` is the digest of the plan that was read."""
+        plan = view.plan
+        self._step("gate", plan.digest, f"Gate: {plan.title}", lambda: self._gate(plan, approver.strip(), approved.strip()))
+
+    def _gate(self, plan: Plan, approver: str, approved: str) -> None:
+        if plan.empty:
+            self._say("gate", {"digest": plan.digest, "decision": "nothing-to-do", "approver": "", "how": "", "text": plan.title})
+            return
+        how = "parameter"
+        if not approved and self._ask_person is not None:
+            how = "typed"
+            approver = self._ask_person(plan) or ""
+            approved = plan.digest if approver else ""
+        if not approved:
+            self._say(
+                "gate",
+                {"digest": plan.digest, "decision": "waiting", "approver": "", "how": "", "text": plan.title},
+                durable=True,
+            )
+            raise StoppedAtGate(
+                f"{plan.title} needs an approval",
+                digest=plan.digest,
+                hint=f"read the plan, then run again with approved={plan.digest} and approver=<your name>",
+            )
+        reason = self._why_not(plan, approver, approved)
+        if reason:
+            self._say(
+                "gate",
+                {"digest": plan.digest, "decision": "refused", "approver": approver, "how": how, "text": reason},
+                durable=True,
+            )
+            raise NotApproved(
+                f"the approval does not open this gate: {reason}",
+                hint=f"the plan of now is {plan.digest}; read it and approve that one",
+            )
+        approval = Approval(plan.digest, approver, how, datetime.now(UTC))
+        self._approved[plan.digest] = approval
+        self._say(
+            "gate",
+            {
+                "digest": plan.digest,
+                "decision": "approved",
+                "approver": approver,
+                "how": how,
+                "text": plan.title,
+                "at": approval.at.isoformat(),
+            },
+            durable=True,
+        )
+
+    def _why_not(self, plan: Plan, approver: str, approved: str) -> str:
+        if not approver:
+            return "it does not say who approves (approver is empty)"
+        if approved != plan.digest:
+            differs = "the machine or the parameters differ from what was read"
+            return f"it is for {approved}, and the plan of now is {plan.digest} ({differs})"
+        issued = self.memory.issued(approved)
+        if issued and datetime.now(UTC) - issued[1] > APPROVAL_GOOD_FOR:
+            return (
+                f"the plan was made at {issued[1]:%Y-%m-%d %H:%M} UTC in {issued[0]}; approvals are good for {APPROVAL_GOOD_FOR}"
+            )
+        return ""
+
+    def apply(self, view: PlanView) -> Applied:
+        """Verb: act on an approved plan, once. Refuses without an approval, or when the machine changed since the plan."""
+        plan = view.plan
+        return self._step("apply", plan.digest, f"Apply: {plan.title}", lambda: self._apply(plan))
+
+    def _apply(self, plan: Plan) -> Applied:
+        if plan.empty:
+            applied = Applied(plan, "nothing-to-do", plan.title)
+            self._say("applied", _without_plan(applied))
+            return applied
+        if plan.digest not in self._approved:
+            raise NotApproved(
+                f"{plan.title} was not approved in this run",
+                hint="run the gate cell first; it refuses without an approval of this plan",
+            )
+        if plan.digest in self._used:
+            raise NotApproved("this approval was used already", hint="make a new plan and have it approved")
+        change = self._changes[plan.digest]
+        seen = self.look(*change.needs(), look="before the act")
+        again = change.plan(seen, self.host.identity)
+        if again.digest != plan.digest:
+            raise PlanDrifted(
+                f"the machine is no longer as the plan saw it (plan {plan.digest[:19]}…, now {again.digest[:19]}…)",
+                hint="make a new plan, read it, and have it approved",
+            )
+        self._used.add(plan.digest)
+        applied = change.apply(plan, _RunHands(self, plan), self.tell)
+        self._say("applied", _without_plan(applied), durable=True)
+        return applied
+
+    def proven(self, note: str) -> None:
+        """Journal who answers now (after a reconnect)."""
+        self._say(
+            "host.proven",
+            {"name": self.host.name, "identity": self.host.identity, "peer": self.host.peer, "note": note},
+            durable=True,
+        )
+
+    # ------------------------------------------------------------------------------------ words and waits
+
+    def wait(self, minutes: float, *, why: str) -> None:
+        """Verb: let the host's time pass."""
+
+        def do() -> None:
+            left = minutes * 60
+            while left > 0:
+                portion = min(60.0, left)
+                self.host.clock.sleep(portion)
+                left -= portion
+                if left > 0:
+                    self.tell(f"{left / 60:.0f} min left: {why}")
+
+        self._step("wait", f"{why}:{minutes}", f"Wait {minutes:g} min: {why}", do)
+
+    def note(self, text: str, *, kind: str = "operator", title: str = "") -> None:
+        """Verb: a person's own words, or what was not verified, for the record."""
+        if text.strip():
+            self._say("note", {"kind": kind, "text": text, "title": title}, durable=True)
+
+    def table(self, name: str, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], note: str = "") -> None:
+        """Put a table into the record."""
+        self._say(
+            "table", {"name": name, "title": title, "columns": list(columns), "rows": [list(r) for r in rows], "note": note}
+        )
+
+    def value(self, name: str, schema: int, value: Any) -> None:
+        """Store a structured value under a name, for later runs to compare with."""
+        self._say("value", {"name": name, "schema": schema, "value": value}, durable=True)
+
+    def configuration(self, services: Mapping[str, Any]) -> None:
+        """Store what was found running: service → argv and environment."""
+        if services:
+            self._say("configuration", services, durable=True)
+
+    def conclude(self, conclusion: Mapping[str, Any]) -> None:
+        """The conclusion of an experiment."""
+        self._conclusion = conclusion
+        self._say("conclusion", conclusion, durable=True)
+
+    # ------------------------------------------------------------------------------------------- closing
+
+    def close(self, summary: str = "") -> Run:
+        """Verb: end the run and seal its record. A later close changes nothing."""
+        if self.open:
+            self._end(RunStatus.COMPLETED, summary)
+        return self
+
+    def abort(self, why: str) -> None:
+        """End the run as aborted (the kernel goes away, somebody interrupts)."""
+        if self.open:
+            self._say("trouble", {"error": "Aborted", "message": why, "hint": "", "step": self._steps}, durable=True)
+            self._end(RunStatus.ABORTED, why)
+
+    def _end(self, status: RunStatus, summary: str) -> None:
+        self._status = status
+        verdict = self.verdict
+        self._say(
+            "run.closing",
+            {
+                "status": status,
+                "verdict": verdict,
+                "summary": summary or self._summary(status, verdict),
+                "exit_code": exit_code(status, verdict),
+            },
+            durable=True,
+        )
+        self.host.close()
+
+    def _summary(self, status: RunStatus, verdict: Verdict) -> str:
+        counts = {v: sum(f.verdict is v for f in self._findings) for v in Verdict}
+        told = ", ".join(f"{n} {v}" for v, n in counts.items() if n)
+        worst_finding = next(
+            (f for v in (Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN) for f in self._findings if f.verdict is v), None
+        )
+        head = f"{verdict}: {worst_finding.reason}" if worst_finding and verdict is worst_finding.verdict else f"{verdict}"
+        return f"{head} ({told or 'nothing was checked'})."
+
+
+def _without_plan(applied: Applied) -> Mapping[str, Any]:
+    return {
+        "change": applied.plan.change,
+        "outcome": applied.outcome,
+        "summary": applied.summary,
+        "facts": applied.facts,
+        "digest": applied.plan.digest,
+    }
+
+
+class _RunHands:
+    """The hands of an approved plan: see :class:`proofbook.host.Hands`."""
+
+    def __init__(self, run: Run, plan: Plan) -> None:
+        self._run = run
+        self._plan = plan
+
+    @property
+    def host(self) -> Host:
+        return self._run.host
+
+    def act(self, what: str, do: Command, *, loss_expected: bool = False) -> Result | None:
+        run = self._run
+        run._acts += 1
+        act = run._acts
+        about = {"act": act, "what": what, "argv": list(do.argv), "host": run.host.name, "digest": self._plan.digest}
+        run._say("act.intent", about, durable=True)
+        try:
+            result = run.host.transport.run(do)
+        except TransportError as error:
+            note = str(error).splitlines()[0]
+            run._say(
+                "act.outcome", {"act": act, "outcome": "unknown", "exit_status": None, "note": note, "evidence": []}, durable=True
+            )
+            if loss_expected:
+                return None
+            raise
+        evidence = run._keep(result, "act", run.host.identity.boot_id)
+        outcome = "ok" if result.ok else "failed"
+        run._say(
+            "act.outcome",
+            {
+                "act": act,
+                "outcome": outcome,
+                "exit_status": result.exit_status,
+                "note": result.trouble,
+                "evidence": [evidence.id],
+            },
+            durable=True,
+        )
+        return result
+
+    def peek(self, *probes: Probe[Any]) -> Seen:
+        run = self._run
+        answers = drive(probes, run.host.gather)
+        boot_id, now = run.host.identity.boot_id, run.host.clock.now()
+        return Seen(Observation(p, a.value, a.unknown, now, boot_id) for p, a in answers.items())
+
+    def proven(self, note: str) -> None:
+        self._run.proven(note)
+
+
+def runner_facts() -> dict[str, Any]:
+    """Who runs this: host, user, process and its start, so that a sweep can tell a dead runner from a busy one."""
+    import getpass
+    import socket
+    import sys
+
+    from proofbook import __version__
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return {
+        "host": socket.gethostname(),
+        "user": user,
+        "pid": os.getpid(),
+        "pid_started": pid_started(os.getpid()),
+        "boot_id": _runner_boot_id(),
+        "python": sys.version.split()[0],
+        "proofbook": __version__,
+        "executable": os.path.basename(sys.executable),
+    }
+
+
+def pid_started(pid: int) -> str:
+    """When a process of this machine started, in clock ticks since boot ("" where /proc does not tell): pids are reused."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return stat.rsplit(")", 1)[-1].split()[19]
+
+
+def _runner_boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
+    except OSError:
+        return ""
