@@ -6,21 +6,22 @@ host key is learnt on the way.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from proofbook.errors import (
+    BadInventory,
     ChangedHostKey,
     LoginFailed,
     ProofbookError,
     TransportError,
     UnknownHostKey,
 )
-from proofbook.inventory import Connect, HostSpec, connect
+from proofbook.inventory import Connect, HostSpec, Inventory, connect, load_inventory
 from proofbook.model import Probe
 from proofbook.probes.access import Access, AccessFacts
 from proofbook.probes.base import Answer, drive
@@ -29,7 +30,7 @@ from proofbook.transports.base import Transport
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["HostAccess", "HostKey", "Privileges", "Reach", "check_hosts", "hosts_table"]
+__all__ = ["HostAccess", "HostKey", "Privileges", "Reach", "check", "check_host", "table"]
 
 #: Machines asked at the same time: enough to hide one that does not answer, few enough for a jump host's session limit.
 AT_ONCE = 8
@@ -89,18 +90,44 @@ class HostAccess:
             and not self.trouble
         )
 
+    def as_json(self) -> dict[str, Any]:
+        """The same as JSON values; ``usable`` and ``missing_tools`` included."""
+        return {**asdict(self), "usable": self.usable, "missing_tools": list(self.missing_tools)}
+
     @property
     def missing_tools(self) -> tuple[str, ...]:
         return tuple(name for name, there in self.tools.items() if not there)
 
 
-def check_hosts(specs: Iterable[HostSpec], *, connect: Connect = connect, timeout_s: float = 15.0) -> tuple[HostAccess, ...]:
-    """Ask every machine, several at once; the answers come in the order of ``specs``. Never raises for one machine."""
-    wanted = list(specs)
+def check(
+    names: Sequence[str] | None = None,
+    *,
+    inventory: Inventory | None = None,
+    connect: Connect = connect,
+    timeout_s: float = 15.0,
+) -> tuple[HostAccess, ...]:
+    """Ask the machines of these names (default: all of the inventory), several at once; answers in the order of the names.
+
+    Never raises for one machine, nor for one unknown name: its row says so. Raises BadInventory when the inventory itself
+    cannot be used, or when no names are given and it holds none.
+    """
+    book = inventory if inventory is not None else load_inventory()
+    wanted = list(dict.fromkeys(names or book.hosts))
     if not wanted:
-        return ()
+        raise BadInventory(
+            f"{book.path} names no host" if book.path else "no inventory was found, and no host was named",
+            hint="name hosts (`proofbook hosts check gpu01`), or put [hosts.gpu01] into proofbook.toml",
+        )
     with ThreadPoolExecutor(max_workers=min(AT_ONCE, len(wanted)), thread_name_prefix="hosts-check") as pool:
-        return tuple(pool.map(lambda spec: check_host(spec, connect=connect, timeout_s=timeout_s), wanted))
+        return tuple(pool.map(lambda name: _check_name(name, book, connect, timeout_s), wanted))
+
+
+def _check_name(name: str, book: Inventory, connect: Connect, timeout_s: float) -> HostAccess:
+    try:
+        spec = book.resolve(name)
+    except Exception as error:
+        return _failed(HostSpec(name=name), error, Reach.NOT_TRIED, HostKey.NOT_SEEN)
+    return check_host(spec, connect=connect, timeout_s=timeout_s)
 
 
 def check_host(spec: HostSpec, *, connect: Connect = connect, timeout_s: float = 15.0) -> HostAccess:
@@ -175,14 +202,14 @@ def _failed(spec: HostSpec, error: Exception, reach: Reach, key: HostKey) -> Hos
     return HostAccess(spec.name, spec.target, reach, key, trouble=" ".join(message.split()), what_to_do=" ".join(hint.split()))
 
 
-def hosts_table(checked: Iterable[HostAccess]) -> Table:
+def table(checked: Iterable[HostAccess]) -> Table:
     """The answers for a terminal, one machine a row; colours only repeat what the words say."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title="Machines", title_justify="left", expand=False)
+    rows = Table(title="Machines", title_justify="left", expand=False)
     for column in ("host", "reachable", "host key", "privileges", "missing tools", "what to do"):
-        table.add_column(column, overflow="fold")
+        rows.add_column(column, overflow="fold")
     for row in checked:
         reach_style = "green" if row.reach is Reach.YES else "red"
         key_style = {HostKey.KNOWN: "green", HostKey.NOT_SEEN: "dim"}.get(row.host_key, "red")
@@ -191,7 +218,7 @@ def hosts_table(checked: Iterable[HostAccess]) -> Table:
         missing = ", ".join(row.missing_tools) if row.tools else "not asked"
         advice = ": ".join(part for part in (row.trouble, row.what_to_do) if part)
         # WHY: Text, not markup: what a machine says may hold square brackets.
-        table.add_row(
+        rows.add_row(
             Text(row.name if row.target == row.name else f"{row.name}\n{row.target}"),
             Text(row.reach, reach_style),
             Text(row.host_key, key_style),
@@ -199,4 +226,4 @@ def hosts_table(checked: Iterable[HostAccess]) -> Table:
             Text(missing or "none"),
             Text(advice),
         )
-    return table
+    return rows

@@ -1,0 +1,82 @@
+# make demo   a whole runbook run on simulated GPU servers, healthy and broken
+# make test   everything that must hold before a change lands
+#
+# Both make their own environment in .venv from requirements.lock: once, and again when the lock or pyproject.toml changed.
+
+VENV   ?= .venv
+PYTHON ?= python3
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+# The checkout goes first, so that `make test` tests this checkout even with another VENV.
+RUN    := PATH="$(CURDIR)/$(BIN):$$PATH"
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo lab test style types notebooks unit format lock build clean
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+env: $(READY)
+
+# uv reads the lock in seconds; where it cannot be had (or reaches no index that pip reaches), pip does the same, slower.
+# Nothing is resolved here: every file that is installed is named, with its hash, in the lock.
+$(READY): requirements.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "make: no $(PYTHON) here; say PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
+	  || { echo "make: proofbook needs Python 3.11, 3.12 or 3.13; say PYTHON=/path/to/it"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "make: installing requirements.lock into $(VENV)"
+	@awk '/^[^ #]/ { keep = /^uv==/ } keep' requirements.lock > $(VENV)/uv.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(VENV)/uv.lock \
+	  || echo "make: uv cannot be had; going on with pip alone"
+	@{ test -x $(BIN)/uv \
+	    && $(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock; } \
+	  || $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-index --editable .
+	@touch $@
+
+demo: $(READY)
+	@$(RUN) proofbook demo
+
+# make lab    JupyterLab with the runbooks, to step through one yourself
+lab: $(READY)
+	@$(RUN) jupyter lab --notebook-dir=runbooks
+
+test: $(READY) style types notebooks unit
+
+style: $(READY)
+	$(RUN) ruff check
+	$(RUN) ruff format --check
+
+types: $(READY)
+	$(RUN) mypy
+
+# nbval runs the committed investigations again and compares; a kernel that died would hang it, hence the timeout.
+notebooks: $(READY)
+	@if ls notebooks/*.ipynb >/dev/null 2>&1; then \
+	  $(RUN) pytest --nbval --nbval-cell-timeout=120 -q notebooks; \
+	else echo "no notebooks yet"; fi
+
+# A module's tests stay on one worker: a lab machine is started once a module.
+unit: $(READY)
+	$(RUN) pytest -n $(WORKERS) --dist loadfile
+
+# make format puts the code into the one format
+format: $(READY)
+	$(RUN) ruff check --fix
+	$(RUN) ruff format
+
+# make lock   resolve anew after a change of pyproject.toml
+lock: $(READY)
+	@{ printf '# What `make` installs: every package with its hashes, for Python 3.11 to 3.13.\n# Made by `make lock` from pyproject.toml.\n'; \
+	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra dev --generate-hashes \
+	    --no-emit-index-url --no-emit-find-links --no-header pyproject.toml; } > requirements.lock.new
+	@mv requirements.lock.new requirements.lock
+
+# make build  the wheel and the source archive, in dist/
+build: $(READY)
+	$(BIN)/python -m hatchling build
+
+clean:
+	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache
