@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from proofbook.model import Command, Probe, Result
+from proofbook.errors import CannotTell
+from proofbook.model import Command, Probe, Result, command
+from proofbook.probes.base import said, text_of
+
+__all__ = ["Access", "AccessFacts", "Login", "Logins"]
+
+#: The programs that the other probes run.
+TOOLS = ("journalctl", "systemctl", "dmesg", "nvidia-smi", "modinfo", "curl", "pct", "python3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +44,30 @@ class Access(Probe[AccessFacts]):
 
     name: ClassVar[str] = "access.Access"
 
-    def ask(self) -> Generator[Sequence[Command], Sequence[Result], AccessFacts]: ...
+    def ask(self) -> Generator[Sequence[Command], Sequence[Result], AccessFacts]:
+        me, name, root, which = yield [
+            command("id", "-u"),
+            command("id", "-un"),
+            command("id", "-u", root=True),
+            command("which", *TOOLS),
+        ]
+        uid = text_of(me).strip()
+        if not uid.isdecimal():
+            raise CannotTell(f"`id -u` said no number: {uid[:80]!r}")
+        is_root = root.exit_status == 0 and root.text.strip() == "0"
+        return AccessFacts(
+            uid=int(uid),
+            user=text_of(name).strip(),
+            sudo=is_root,
+            sudo_unknown="" if is_root else said(root) or root.trouble or f"asked as root, `id -u` said {root.text.strip()!r}",
+            tools=_tools(which),
+        )
+
+
+def _tools(which: Result) -> dict[str, str | None]:
+    """``which`` prints the path of each program that it finds, and ends with 1 when it misses any."""
+    found = {path.rpartition("/")[2]: path for path in text_of(which, 0, 1).splitlines() if path.startswith("/")}
+    return {tool: found.get(tool) for tool in TOOLS}
 
 
 @dataclass(frozen=True)
@@ -45,4 +76,15 @@ class Logins(Probe[tuple[Login, ...]]):
 
     name: ClassVar[str] = "access.Logins"
 
-    def ask(self) -> Generator[Sequence[Command], Sequence[Result], tuple[Login, ...]]: ...
+    def ask(self) -> Generator[Sequence[Command], Sequence[Result], tuple[Login, ...]]:
+        (answer,) = yield [command("who")]
+        return tuple(_login(line) for line in text_of(answer).splitlines() if line.strip())
+
+
+def _login(line: str) -> Login:
+    """``ana      pts/0        2026-04-08 15:02 (192.0.2.10)`` (or ``Apr  8 15:02``, by locale)."""
+    found = re.fullmatch(r"(\S+)\s+(?:[+-] )?(\S+)\s+(\S.*?)(?:\s+\((.*)\))?\s*", line)
+    if not found:
+        raise CannotTell(f"`who` said a line that is no login: {line[:200]!r}")
+    user, terminal, since, origin = found.groups()
+    return Login(user, terminal, since, origin or "")

@@ -10,7 +10,7 @@ from proofbook.errors import CannotTell
 from proofbook.intent import ContainerSpec
 from proofbook.model import Command, Probe, Result
 
-__all__ = ["Answer", "Gather", "drive", "inside", "said", "text_of"]
+__all__ = ["Answer", "Gather", "drive", "inside", "prefer_root", "said", "text_of"]
 
 T = TypeVar("T")
 
@@ -87,6 +87,26 @@ def inside(container: ContainerSpec | None, asked: Command) -> Command:
     return replace(asked, argv=(*container.enter(), *asked.argv), root=True)
 
 
+def prefer_root(*commands: Command) -> Generator[Sequence[Command], Sequence[Result], list[Result]]:
+    """Ask ``commands``, and those that sudo refuses once more without root.
+
+    WHY: a login in the group systemd-journal or adm reads the whole journal without being root. What it may not see, the
+    program says itself then.
+    """
+    results = list((yield commands))
+    refused = [n for n, result in enumerate(results) if result.command.root and _sudo_refused(result)]
+    if refused:
+        again = yield [replace(results[n].command, root=False) for n in refused]
+        for n, result in zip(refused, again, strict=True):
+            results[n] = result
+    return results
+
+
+def _sudo_refused(result: Result) -> bool:
+    """sudo said no, or is not there at all."""
+    return result.exit_status not in (0, None) and result.error_text.startswith(("sudo:", "sh: sudo:", "sh: 1: sudo:"))
+
+
 def said(result: Result) -> str:
     """The last line that a failed command said, stderr first; "" when it said nothing."""
     lines = (result.error_text.strip() or result.text.strip()).splitlines()
@@ -96,7 +116,7 @@ def said(result: Result) -> str:
 def text_of(result: Result, *allowed: int) -> str:
     """``Result.expect`` that also says what a missing program or a refused sudo looks like. Raises CannotTell."""
     program = result.command.argv[0]
-    if result.error_text.startswith("sudo:"):
+    if _sudo_refused(result):
         raise CannotTell(f"`{program}` needs root, and sudo refused: {said(result)}")
     if result.exit_status == 127:
         raise CannotTell(f"`{program}` is not there: {said(result) or 'exit status 127'}")

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from proofbook.model import Command, Probe, Result
+from proofbook import remote
+from proofbook.errors import CannotTell
+from proofbook.model import Command, Probe, Result, pci_address
+
+__all__ = ["AerCounters", "AerTotals", "LinkFacts", "PciDevices", "PciFacts"]
+
+_BASE = "/sys/bus/pci/devices"
+_FILES = (
+    "vendor",
+    "device",
+    "class",
+    "numa_node",
+    "current_link_speed",
+    "current_link_width",
+    "max_link_speed",
+    "max_link_width",
+)
+_LINKS = ("driver", "iommu_group")
+_AER = {"correctable": "aer_dev_correctable", "nonfatal": "aer_dev_nonfatal", "fatal": "aer_dev_fatal"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +41,7 @@ class LinkFacts:
 
 @dataclass(frozen=True, slots=True)
 class PciFacts:
-    """One device. ``driver`` is "" when none is bound, ``iommu_group`` None when it is in none, ``link`` None when it has no link."""
+    """One device. ``driver`` is "" when none is bound; ``iommu_group`` and ``link`` are None when it has none."""
 
     address: str  # "0000:41:00.0"
     vendor: int  # 0x10de
@@ -44,17 +64,106 @@ class AerTotals:
 
 @dataclass(frozen=True)
 class PciDevices(Probe[dict[str, PciFacts]]):
-    """Every PCI device by its address."""
+    """Every PCI device by its address.
+
+    ``vendor`` ``0x10de``, ``class`` ``0x030200``, ``current_link_speed`` ``2.5 GT/s PCIe``, ``current_link_width`` ``16``,
+    ``driver`` a link to ``…/drivers/nvidia``: a GPU with its link at rest. WHY sysfs and not lspci: no text to guess at, no
+    package that may be missing, and one read for all.
+    """
 
     name: ClassVar[str] = "pci.PciDevices"
 
-    def ask(self) -> Generator[Sequence[Command], Sequence[Result], dict[str, PciFacts]]: ...
+    def ask(self) -> Generator[Sequence[Command], Sequence[Result], dict[str, PciFacts]]:
+        (answer,) = yield [remote.read_files(*(f"{_BASE}/*/{name}" for name in (*_FILES, *_LINKS)))]
+        return _pci_devices(remote.parse_files(answer))
 
 
 @dataclass(frozen=True)
 class AerCounters(Probe[dict[str, AerTotals]]):
-    """AER totals by address, for the devices that have counters."""
+    """AER totals by address, for the devices that have counters.
+
+    WHY: where the firmware keeps AER to itself no device has them; then "no AER lines in the log" proves nothing.
+    """
 
     name: ClassVar[str] = "pci.AerCounters"
 
-    def ask(self) -> Generator[Sequence[Command], Sequence[Result], dict[str, AerTotals]]: ...
+    def ask(self) -> Generator[Sequence[Command], Sequence[Result], dict[str, AerTotals]]:
+        (answer,) = yield [remote.read_files(f"{_BASE}/*/vendor", *(f"{_BASE}/*/{name}" for name in _AER.values()))]
+        return _aer_totals(remote.parse_files(answer))
+
+
+# ------------------------------------------------------------------------------------------------------ reading
+
+
+def _by_device(found: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """{address: {file name: value}} of everything directly below a device's folder."""
+    devices: dict[str, dict[str, str]] = defaultdict(dict)
+    for path, value in found.items():
+        folder, _, name = path.rpartition("/")
+        base, _, address = folder.rpartition("/")
+        if base == _BASE:
+            devices[pci_address(address)][name] = value.strip()
+    return devices
+
+
+def _pci_devices(files: remote.Files) -> dict[str, PciFacts]:
+    values, links, refused = _by_device(files.files), _by_device(files.links), _by_device(files.unreadable)
+    if not values:
+        raise CannotTell("sysfs shows no PCI device: this is no machine with a PCI bus, or its sysfs is hidden from us")
+    if hidden := sorted({*links, *refused} - set(values)):
+        raise CannotTell(
+            f"sysfs has {', '.join(hidden)}, but none of their files can be read: {refused[hidden[0]] or 'no reason given'}"
+        )
+    return {address: _pci_facts(address, values[address], links[address]) for address in sorted(values)}
+
+
+def _pci_facts(address: str, values: Mapping[str, str], links: Mapping[str, str]) -> PciFacts:
+    missing = [name for name in ("vendor", "device", "class") if name not in values]
+    if missing:
+        raise CannotTell(f"sysfs does not say {' and '.join(missing)} of {address}")
+    node = int(values.get("numa_node", "-1"))
+    return PciFacts(
+        address=address,
+        vendor=int(values["vendor"], 16),
+        device=int(values["device"], 16),
+        class_code=int(values["class"], 16),
+        driver=links.get("driver", "").rpartition("/")[2],
+        iommu_group=int(links["iommu_group"].rpartition("/")[2]) if "iommu_group" in links else None,
+        numa_node=node if node >= 0 else None,  # the kernel says -1 for "none"
+        link=_link(values),
+    )
+
+
+def _link(values: Mapping[str, str]) -> LinkFacts | None:
+    """The link, or None for a device without one (the files are then absent, or all "Unknown" and 0 lanes)."""
+    link = LinkFacts(
+        speed=_speed(values.get("current_link_speed", "")),
+        width=_width(values.get("current_link_width", "")),
+        max_speed=_speed(values.get("max_link_speed", "")),
+        max_width=_width(values.get("max_link_width", "")),
+    )
+    return link if any((link.speed, link.width, link.max_speed, link.max_width)) else None
+
+
+def _speed(text: str) -> float | None:
+    """``32.0 GT/s PCIe`` -> 32.0; "Unknown", "Unknown speed" and "" -> None."""
+    found = re.match(r"(\d+(?:\.\d+)?) GT/s", text)
+    return float(found[1]) if found else None
+
+
+def _width(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
+
+
+def _aer_totals(files: remote.Files) -> dict[str, AerTotals]:
+    """Each file lists its kinds of error with a total at the end, ``TOTAL_ERR_COR 0``."""
+    values = _by_device(files.files)
+    if not values:
+        raise CannotTell("sysfs shows no PCI device, so it cannot be said whether the kernel counts AER errors")
+    totals = {}
+    for address, texts in sorted(values.items()):
+        found = {kind: re.search(r"^TOTAL_ERR_\w+ (\d+)$", texts.get(name, ""), re.MULTILINE) for kind, name in _AER.items()}
+        counted = {kind: int(total[1]) for kind, total in found.items() if total}
+        if len(counted) == len(_AER):
+            totals[address] = AerTotals(**counted)
+    return totals

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import ClassVar
 
+from proofbook.errors import CannotTell
 from proofbook.intent import ContainerSpec
-from proofbook.model import Command, Probe, Result
+from proofbook.model import Command, Probe, Result, command
+from proofbook.probes.base import inside, prefer_root, said, text_of
+
+__all__ = [
+    "ExecCommand",
+    "FailedUnits",
+    "ProcessFacts",
+    "RunningServices",
+    "SystemState",
+    "UnitFacts",
+    "UnitProcess",
+    "UnitRow",
+    "UnitState",
+]
+
+_PROPERTIES = (
+    "Id,Description,LoadState,ActiveState,SubState,Result,Type,MainPID,NRestarts,InvocationID,UnitFileState,NeedDaemonReload,"
+    "ExecStart,Environment,FragmentPath,DropInPaths,StandardOutput,StandardError,ExecMainCode,ExecMainStatus,"
+    "ExecMainStartTimestampMonotonic,ActiveEnterTimestamp,ActiveEnterTimestampMonotonic,InactiveExitTimestampMonotonic"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +107,32 @@ class ProcessFacts:
     environ_unknown: str
     started_s: float | None  # seconds since boot
 
+    def variable(self, key: str) -> str | None:
+        """The value of an environment variable, None when it is not set. Raises CannotTell when the environment is unknown."""
+        if self.environ is None:
+            raise CannotTell(self.environ_unknown)
+        return self.environ.get(key)
+
 
 @dataclass(frozen=True)
 class UnitState(Probe[UnitFacts]):
-    """The state of one unit, on the host or in a container."""
+    """The state of one unit, on the host or in a container.
+
+    ::
+
+        LoadState=loaded
+        ActiveState=active
+        ExecStart={ path=/opt/s/bin/python ; argv[]=/opt/s/bin/python -m sglang.launch_server --tp 2 ; ignore_errors=no ; … }
+        Environment=NCCL_P2P_DISABLE=1 "GREETING=good morning"
+    """
 
     unit: str
     container: ContainerSpec | None = None
     name: ClassVar[str] = "systemd.UnitState"
 
-    def ask(self) -> Generator[Sequence[Command], Sequence[Result], UnitFacts]: ...
+    def ask(self) -> Generator[Sequence[Command], Sequence[Result], UnitFacts]:
+        (answer,) = yield [inside(self.container, command("systemctl", "show", self.unit, f"--property={_PROPERTIES}"))]
+        return _unit_facts(self.unit, _properties(text_of(answer)))
 
 
 @dataclass(frozen=True)
@@ -104,7 +142,9 @@ class FailedUnits(Probe[tuple[UnitRow, ...]]):
     container: ContainerSpec | None = None
     name: ClassVar[str] = "systemd.FailedUnits"
 
-    def ask(self) -> Generator[Sequence[Command], Sequence[Result], tuple[UnitRow, ...]]: ...
+    def ask(self) -> Generator[Sequence[Command], Sequence[Result], tuple[UnitRow, ...]]:
+        (answer,) = yield [inside(self.container, _list_units("--failed"))]
+        return _unit_rows(text_of(answer))
 
 
 @dataclass(frozen=True)
@@ -114,7 +154,9 @@ class RunningServices(Probe[tuple[UnitRow, ...]]):
     container: ContainerSpec | None = None
     name: ClassVar[str] = "systemd.RunningServices"
 
-    def ask(self) -> Generator[Sequence[Command], Sequence[Result], tuple[UnitRow, ...]]: ...
+    def ask(self) -> Generator[Sequence[Command], Sequence[Result], tuple[UnitRow, ...]]:
+        (answer,) = yield [inside(self.container, _list_units("--type=service", "--state=running"))]
+        return _unit_rows(text_of(answer))
 
 
 @dataclass(frozen=True)
@@ -124,7 +166,13 @@ class SystemState(Probe[str]):
     container: ContainerSpec | None = None
     name: ClassVar[str] = "systemd.SystemState"
 
-    def ask(self) -> Generator[Sequence[Command], Sequence[Result], str]: ...
+    def ask(self) -> Generator[Sequence[Command], Sequence[Result], str]:
+        (answer,) = yield [inside(self.container, command("systemctl", "is-system-running"))]
+        # WHY: it exits with 1 for every state but "running"; the word is the answer.
+        word = text_of(answer, 0, 1).strip()
+        if not re.fullmatch(r"[a-z]+", word):
+            raise CannotTell(f"systemd does not say how the system is: {said(answer)}")
+        return word
 
 
 @dataclass(frozen=True)
@@ -135,4 +183,157 @@ class UnitProcess(Probe[ProcessFacts]):
     container: ContainerSpec | None = None
     name: ClassVar[str] = "systemd.UnitProcess"
 
-    def ask(self) -> Generator[Sequence[Command], Sequence[Result], ProcessFacts]: ...
+    def ask(self) -> Generator[Sequence[Command], Sequence[Result], ProcessFacts]:
+        state = yield from UnitState(self.unit, self.container).ask()
+        if not state.main_pid:
+            raise CannotTell(f"{self.unit} has no main process: it is {state.load}, {state.active} ({state.sub})")
+        proc = f"/proc/{state.main_pid}"
+        asked = [command("cat", f"{proc}/{file}", root=True) for file in ("cmdline", "environ")]
+        cmdline, environ = yield from prefer_root(*(inside(self.container, c) for c in asked))
+        try:
+            variables, why = _environ(text_of(environ)), ""
+        except CannotTell as error:
+            variables, why = None, f"the environment of process {state.main_pid} cannot be read: {error}"
+        return ProcessFacts(
+            unit=self.unit,
+            pid=state.main_pid,
+            argv=_argv(text_of(cmdline), state.main_pid),
+            environ=variables,
+            environ_unknown=why,
+            started_s=state.main_started_s,
+        )
+
+
+# ------------------------------------------------------------------------------------------------------ reading
+
+
+def _list_units(*which: str) -> Command:
+    return command("systemctl", "list-units", *which, "--plain", "--no-legend", "--no-pager")
+
+
+def _unit_rows(text: str) -> tuple[UnitRow, ...]:
+    """``sglang.service loaded failed failed Qwen on two GPUs`` for each line. Raises CannotTell for a line that is none."""
+    rows = []
+    for line in text.splitlines():
+        words = line.lstrip("\u25cf\u00d7* ").split(maxsplit=4)  # old versions print a bullet even when asked for plain
+        if not words:
+            continue
+        if len(words) < 4:
+            raise CannotTell(f"systemctl list-units said a line that is no unit: {line[:200]!r}")
+        rows.append(UnitRow(words[0], words[1], words[2], words[3], words[4].strip() if len(words) == 5 else ""))
+    return tuple(rows)
+
+
+def _properties(text: str) -> dict[str, list[str]]:
+    """``Key=value`` lines; a key may come several times (ExecStart=). A line without a key belongs to the value before."""
+    found: dict[str, list[str]] = defaultdict(list)
+    last = ""
+    for line in text.splitlines():
+        key, equals, value = line.partition("=")
+        if equals and re.fullmatch(r"[A-Za-z0-9]+", key):
+            found[key].append(value)
+            last = key
+        elif last:
+            found[last][-1] += "\n" + line
+    return found
+
+
+def _unit_facts(unit: str, properties: Mapping[str, list[str]]) -> UnitFacts:
+    def one(key: str) -> str:
+        return properties[key][0] if key in properties else ""
+
+    if not one("LoadState") or not one("ActiveState"):
+        raise CannotTell(f"systemctl show {unit} said neither LoadState nor ActiveState")
+    code = int(number) if (number := one("ExecMainCode")).isdecimal() else 0
+    return UnitFacts(
+        unit=unit,
+        load=one("LoadState"),
+        active=one("ActiveState"),
+        sub=one("SubState"),
+        result=one("Result"),
+        type=one("Type"),
+        main_pid=int(pid) if (pid := one("MainPID")).isdecimal() else 0,
+        n_restarts=int(count) if (count := one("NRestarts")).isdecimal() else None,
+        invocation_id=one("InvocationID").replace("-", "").lower(),
+        enabled=one("UnitFileState"),
+        need_daemon_reload=one("NeedDaemonReload") == "yes",
+        exec_start=tuple(_exec_command(value) for value in properties.get("ExecStart", ())),
+        environment=dict(word.partition("=")[::2] for word in _words(one("Environment"))),
+        fragment_path=one("FragmentPath"),
+        drop_ins=tuple(_words(one("DropInPaths"))),
+        description=one("Description"),
+        exit_code={1: "exited", 2: "killed", 3: "dumped"}.get(code, ""),  # CLD_EXITED, CLD_KILLED, CLD_DUMPED
+        exit_status=int(one("ExecMainStatus")) if code and one("ExecMainStatus").isdecimal() else None,
+        main_started_s=_since_boot(one("ExecMainStartTimestampMonotonic")),
+        active_enter_s=_since_boot(one("ActiveEnterTimestampMonotonic")),
+        inactive_exit_s=_since_boot(one("InactiveExitTimestampMonotonic")),
+        active_enter=_utc(one("ActiveEnterTimestamp")),
+        standard_output=one("StandardOutput"),
+        standard_error=one("StandardError"),
+    )
+
+
+def _exec_command(value: str) -> ExecCommand:
+    found = re.match(r"\{ path=(?P<path>.*?) ; argv\[\]=(?P<argv>.*?) ; ignore_errors=(?:yes|no) ;", value, re.DOTALL)
+    if not found:
+        raise CannotTell(f"systemctl show said an ExecStart that cannot be read: {value[:200]!r}")
+    return ExecCommand(found["path"], found["argv"])
+
+
+def _since_boot(microseconds: str) -> float | None:
+    """Seconds since boot; systemd says 0 for "never"."""
+    return int(microseconds) / 1e6 if microseconds.isdecimal() and microseconds != "0" else None
+
+
+def _utc(text: str) -> datetime | None:
+    """``Wed 2026-04-08 15:10:15 UTC``. None for "never", and for a local zone: its abbreviation does not tell the offset."""
+    found = re.fullmatch(r"\w{3} (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)? UTC", text)
+    return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC) if found else None
+
+
+_WORD = re.compile(
+    r"""\$'(?P<ansi>(?:[^'\\]|\\.)*)'"""
+    r"""|"(?P<double>(?:[^"\\]|\\.)*)\""""
+    r"""|'(?P<single>[^']*)'"""
+    r"""|\\(?P<escaped>.)"""
+    r"""|(?P<plain>[^\s"'\\$]+|\$)""",
+    re.DOTALL,
+)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+
+
+def _words(text: str) -> list[str]:
+    """A list property as systemctl prints it: blank-separated, an element in quotes ("…" or $'…') where it needs them."""
+    words: list[str] = []
+    end = -1
+    for piece in _WORD.finditer(text):
+        ansi, double, single, escaped, plain = piece.groups()
+        if ansi is not None:
+            value = re.sub(r"\\(x[0-9a-fA-F]{2}|.)", _unescape, ansi, flags=re.DOTALL)
+        elif double is not None:
+            value = re.sub(r"\\(.)", r"\1", double, flags=re.DOTALL)
+        else:
+            value = next(v for v in (single, escaped, plain) if v is not None)
+        if piece.start() == end and words:
+            words[-1] += value
+        else:
+            words.append(value)
+        end = piece.end()
+    return words
+
+
+def _unescape(found: re.Match[str]) -> str:
+    code = found[1]
+    return chr(int(code[1:], 16)) if len(code) == 3 else _ESCAPES.get(code, code)
+
+
+def _argv(text: str, pid: int) -> tuple[str, ...]:
+    """/proc/PID/cmdline: each argument ends with a NUL. Empty for a zombie or a kernel thread."""
+    if not text:
+        raise CannotTell(f"process {pid} has no command line any more (it is ending)")
+    return tuple(text.removesuffix("\0").split("\0"))
+
+
+def _environ(text: str) -> dict[str, str]:
+    """/proc/PID/environ: NUL-separated, as it was at the start of the process."""
+    return dict(item.partition("=")[::2] for item in text.split("\0") if item)
