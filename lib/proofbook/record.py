@@ -1,0 +1,931 @@
+"""The record of a run: the journal, told so that a stranger can judge the run a year later; and the seal.
+
+:class:`RunRecord` is made from journal events alone, by a pure function. From it come ``record.json`` (for machines),
+``record.html`` (for people: one file, no script, nothing from outside), ``record.md`` (for a ticket), ``checks.junit.xml`` (for
+whoever counts) and ``notebook.ipynb`` (the run as a notebook). :func:`render` writes them, after every step, so that a run that
+dies has a record too; :func:`seal` looks for secrets once more, writes ``manifest-sha256.txt`` and takes the ``.partial`` off the
+folder's name.
+
+A manifest shows that nothing changed since the seal; it does not show that what was written was true, nor when it was written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from proofbook.errors import RecordError, Sealed
+from proofbook.journal import JOURNAL, MANIFEST, Journal, JournalReading, Writer, parse_journal, plain, read_journal
+from proofbook.model import RunStatus, Verdict, exit_code, worst
+from proofbook.redact import Hit, Redactor
+from proofbook.view import SIGNS, VERDICTS, duration_text, findings_text, shown, table_html, worst_first
+
+__all__ = ["PARTIAL", "SCHEMA", "Keeper", "RunRecord", "from_events", "load_record", "render", "seal"]
+
+#: The schema of record.json. A reader that knows only lower numbers must refuse.
+SCHEMA = 1
+PARTIAL = ".partial"
+QUARANTINE = ".quarantine"
+
+#: The most of one output that is shown in the HTML and in the notebook; the rest is in its evidence file.
+SHOWN_IN_HTML = 12 * 1024
+SHOWN_IN_NOTEBOOK = 64 * 1024
+
+Event = Mapping[str, Any]
+
+
+# ------------------------------------------------------------------------------------------------ model
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Everything that a run left, as JSON-like values. Times are ISO 8601 texts in UTC, durations seconds."""
+
+    run_id: str
+    runbook: str = ""
+    title: str = ""
+    purpose: str = ""
+    host: str = ""
+    mode: str = ""
+    clock: str = "wall"
+    changes_host: bool = False
+    parent: str | None = None
+    continues: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    runner: Mapping[str, Any] = field(default_factory=dict)
+    opened_at: str = ""
+    closed_at: str = ""  # "" while it runs
+    last_at: str = ""  # of the last journal line
+    status: str = RunStatus.RUNNING.value
+    verdict: str = Verdict.UNKNOWN.value
+    exit_code: int = exit_code(RunStatus.RUNNING, Verdict.UNKNOWN)
+    summary: str = ""
+    trouble: str = ""  # what aborted it, "" if nothing did
+    troubles: Sequence[Mapping[str, Any]] = ()
+    conclusion: Mapping[str, Any] | None = None
+    identities: Sequence[Mapping[str, Any]] = ()  # every proof of who answers, in order: {ts, note, identity, peer}
+    steps: Sequence[Mapping[str, Any]] = ()
+    findings: Sequence[Mapping[str, Any]] = ()
+    tables: Sequence[Mapping[str, Any]] = ()
+    plans: Sequence[Mapping[str, Any]] = ()  # each with its gates, acts and outcome
+    notes: Sequence[Mapping[str, Any]] = ()
+    timeline: Sequence[Mapping[str, Any]] = ()
+    configuration: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Sequence[Mapping[str, Any]] = ()
+    redactions: Sequence[Mapping[str, Any]] = ()  # {rule, file, count}
+    journal: Mapping[str, Any] = field(default_factory=dict)
+
+    # -- what a reader asks
+
+    @property
+    def before(self) -> Mapping[str, Any]:
+        """The identity at first contact; empty if there was none."""
+        return self.identities[0]["identity"] if self.identities else {}
+
+    @property
+    def after(self) -> Mapping[str, Any]:
+        """The identity at last contact."""
+        return self.identities[-1]["identity"] if self.identities else {}
+
+    @property
+    def machine_id(self) -> str:
+        return str(self.before.get("machine_id", ""))
+
+    @property
+    def duration_s(self) -> float | None:
+        if not self.opened_at or not (self.closed_at or self.last_at):
+            return None
+        return (datetime.fromisoformat(self.closed_at or self.last_at) - datetime.fromisoformat(self.opened_at)).total_seconds()
+
+    @property
+    def not_checked(self) -> list[Mapping[str, Any]]:
+        return [f for f in self.findings if f["verdict"] == Verdict.NOT_CHECKED]
+
+    @property
+    def not_checked_reasons(self) -> list[str]:
+        """One line each: what was deliberately not looked at, and why."""
+        return list(dict.fromkeys(_about(f) + f["reason"] for f in self.not_checked))
+
+    @property
+    def not_verified(self) -> list[dict[str, str]]:
+        """What a reader must not take for shown, as {what, why, kind}: could not tell, not looked at, the run's own remarks."""
+        listed = [
+            {"kind": "could not tell", "what": f.get("title") or f["check"], "why": _about(f) + f["reason"]}
+            for f in self.findings
+            if f["verdict"] == Verdict.UNKNOWN
+        ]
+        listed += [
+            {"kind": "not checked", "what": f.get("title") or f["check"], "why": _about(f) + f["reason"]}
+            for f in self.not_checked
+        ]
+        listed += [
+            {"kind": "remark", "what": n.get("title") or "Remark", "why": n["text"]}
+            for n in self.notes
+            if n["kind"] == "not-verified"
+        ]
+        if self.status not in (RunStatus.COMPLETED, RunStatus.RUNNING):
+            why = _ENDED_EARLY.get(RunStatus(self.status), "")
+            listed.insert(0, {"kind": "run ended early", "what": "Everything after the last step below", "why": why})
+        return list({(n["what"], n["why"]): n for n in listed}.values())
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many findings of each verdict, worst first; verdicts that did not occur are left out."""
+        counted = Counter(f["verdict"] for f in self.findings)
+        return {v.value: counted[v.value] for v in VERDICTS if counted[v.value]}
+
+    @property
+    def conclusion_word(self) -> str | None:
+        return str(self.conclusion["outcome"]) if self.conclusion else None
+
+    @property
+    def waiting_for(self) -> dict[str, str] | None:
+        """The approval that a run at a gate waits for: {digest, title, host, issued_at}."""
+        if self.status != RunStatus.STOPPED_AT_GATE:
+            return None
+        for plan in reversed(self.plans):
+            if any(g["decision"] == "waiting" for g in plan["gates"]):
+                keys = ("digest", "title", "issued_at")
+                return {**{k: str(plan.get(k, "")) for k in keys}, "host": str(plan.get("host", {}).get("hostname", self.host))}
+        return None
+
+    @property
+    def tone(self) -> str:
+        """Which of fail · unknown · warn · pass · wait · running the whole record looks like."""
+        if self.status == RunStatus.COMPLETED:
+            return {"FAIL": "fail", "UNKNOWN": "unknown", "WARN": "warn", "PASS": "pass"}.get(self.verdict, "unknown")
+        if self.status == RunStatus.RUNNING:
+            return "running"
+        if self.status == RunStatus.STOPPED_AT_GATE:
+            return "wait"
+        if self.status == RunStatus.ROLLBACK_FAILED or self.verdict == Verdict.FAIL:
+            return "fail"
+        return "warn" if self.status == RunStatus.ROLLED_BACK else "unknown"
+
+    @property
+    def sign(self) -> str:
+        return {"fail": "✗", "unknown": "?", "warn": "!", "pass": "✓", "wait": "‖", "running": "…"}[self.tone]
+
+    @property
+    def headline(self) -> str:
+        """The outcome in words, without colour or sign."""
+        so_far = "" if not self.findings else f" · so far {self.verdict}"
+        return {
+            RunStatus.COMPLETED: _COMPLETED.get(self.verdict, self.verdict),
+            RunStatus.RUNNING: f"Not finished{so_far}",
+            RunStatus.STOPPED_AT_GATE: "Waiting for an approval",
+            RunStatus.ROLLED_BACK: f"Rolled back · {self.verdict}",
+            RunStatus.ROLLBACK_FAILED: f"ROLLBACK FAILED · {self.verdict}",
+            RunStatus.ABORTED: f"Aborted{so_far}",
+            RunStatus.LOST: f"Lost: the runner died{so_far}",
+        }.get(RunStatus(self.status), self.status)
+
+    # -- as text
+
+    def brief(self) -> dict[str, Any]:
+        """One line of the archive's list."""
+        keys = (
+            "run_id",
+            "runbook",
+            "host",
+            "status",
+            "verdict",
+            "exit_code",
+            "summary",
+            "opened_at",
+            "closed_at",
+            "continues",
+            "parent",
+        )
+        return {
+            **{k: getattr(self, k) for k in keys},
+            "machine_id": self.machine_id,
+            "conclusion": self.conclusion_word,
+            "counts": self.counts,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """The whole record, as ``record.json`` has it."""
+        own = {name: plain(getattr(self, name)) for name in self.__dataclass_fields__}
+        return {
+            "schema": SCHEMA,
+            **own,
+            "machine_id": self.machine_id,
+            "identity": {"before": plain(self.before), "after": plain(self.after)},
+            "duration_s": self.duration_s,
+            "headline": self.headline,
+            "counts": self.counts,
+            "not_checked": self.not_checked_reasons,
+            "not_verified": self.not_verified,
+            "waiting_for": self.waiting_for,
+        }
+
+    def as_markdown(self) -> str:
+        """A page that fits into a ticket (fewer than 60 lines)."""
+        findings = [f for f in worst_first(self.findings) if f["verdict"] != Verdict.PASS]
+        return str(_environment().get_template("record.md.j2").render(r=self, findings=findings))
+
+
+_COMPLETED = {
+    "PASS": "PASS · it is as it should be",
+    "WARN": "WARN · usable, with something to look at",
+    "UNKNOWN": "UNKNOWN · it could not be shown",
+    "FAIL": "FAIL · it is not as it should be",
+}
+_ENDED_EARLY = {
+    RunStatus.STOPPED_AT_GATE: "The run stopped at its gate; nothing was changed, and nothing behind the gate was looked at.",
+    RunStatus.ABORTED: "The run was aborted; later steps were not carried out.",
+    RunStatus.LOST: "The runner died; later steps were not carried out, and the last act may have no outcome here.",
+    RunStatus.ROLLED_BACK: "The change was taken back; what was shown with it in place no longer holds.",
+    RunStatus.ROLLBACK_FAILED: "The change could not be taken back; the machine is in a state that this run did not verify.",
+}
+
+
+def _about(finding: Mapping[str, Any]) -> str:
+    return f"{finding['subject']}: " if finding.get("subject") and finding["subject"] not in finding["reason"] else ""
+
+
+# ----------------------------------------------------------------------------------------- from events
+
+
+def from_events(events: Iterable[Event], reading: JournalReading | None = None) -> RunRecord:
+    """The record that some journal events amount to. Pure: the same events give the same record.
+
+    Events of kinds that this version does not know are left out; the journal keeps them.
+    """
+    builder = _Builder()
+    for event in events:
+        builder.take(event)
+    return builder.record(reading)
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self.own: dict[str, Any] = {"run_id": ""}
+        self.lists: dict[str, list[Any]] = {
+            name: []
+            for name in ("troubles", "identities", "steps", "findings", "plans", "notes", "timeline", "evidence", "redactions")
+        }
+        self.tables: dict[str, Mapping[str, Any]] = {}
+        self.values: dict[str, Any] = {}
+        self.configuration: dict[str, Any] = {}
+        self.step: dict[str, Any] | None = None
+        self.acts: dict[int, dict[str, Any]] = {}
+        self.lines = 0
+
+    def take(self, event: Event) -> None:
+        self.lines += 1
+        self.own["last_at"] = event["ts"]
+        handler = getattr(self, "_on_" + event["event"].replace(".", "_"), None)
+        if handler is not None:
+            handler(event["ts"], event["data"])
+
+    def record(self, reading: JournalReading | None) -> RunRecord:
+        if "verdict" not in self.own:
+            self.own["verdict"] = worst(Verdict(f["verdict"]) for f in self.lists["findings"]).value
+        status = RunStatus(self.own.get("status", RunStatus.RUNNING))
+        self.own.setdefault("exit_code", exit_code(status, Verdict(self.own["verdict"])))
+        if status is not RunStatus.COMPLETED and self.lists["troubles"]:
+            self.own["trouble"] = self.lists["troubles"][-1]["message"]
+        journal: dict[str, Any] = {"lines": self.lines}
+        if reading is not None:
+            journal |= {"last": reading.last, "sealed": reading.sealed, "intact": reading.intact, "trouble": reading.trouble}
+        lists: dict[str, Any] = {name: tuple(items) for name, items in self.lists.items()}
+        return RunRecord(
+            **self.own,
+            **lists,
+            tables=tuple(self.tables.values()),
+            values=self.values,
+            configuration=self.configuration,
+            journal=journal,
+        )
+
+    def _mark(self, ts: str, kind: str, text: str) -> None:
+        self.lists["timeline"].append({"ts": ts, "kind": kind, "text": text, "step": self.step["step"] if self.step else None})
+
+    # one method an event
+
+    def _on_run_opened(self, ts: str, data: Mapping[str, Any]) -> None:
+        names = (
+            "run_id",
+            "runbook",
+            "title",
+            "purpose",
+            "host",
+            "mode",
+            "clock",
+            "changes_host",
+            "parent",
+            "continues",
+            "parameters",
+            "runner",
+        )
+        self.own |= {name: data[name] for name in names if name in data} | {"opened_at": ts}
+        self._mark(ts, "run", "Run opened" + (f", going on from {data['continues']}" if data.get("continues") else ""))
+
+    def _on_host_proven(self, ts: str, data: Mapping[str, Any]) -> None:
+        before = self.lists["identities"][-1]["identity"]["boot_id"] if self.lists["identities"] else None
+        self.lists["identities"].append(
+            {"ts": ts, "note": data.get("note", ""), "identity": data["identity"], "peer": data.get("peer") or {}}
+        )
+        identity = data["identity"]
+        boot = "" if before is None else (", same boot" if before == identity["boot_id"] else ", a NEW boot")
+        self._mark(
+            ts,
+            "contact",
+            f"{identity['hostname']} answers: machine-id {identity['machine_id'][:12]}, boot {identity['boot_id'][:12]}{boot}",
+        )
+
+    def _on_step_started(self, ts: str, data: Mapping[str, Any]) -> None:
+        self.step = {**data, "started_at": ts, "outcome": "unfinished", "duration_s": None, "error": None}
+        self.lists["steps"].append(self.step)
+        self._mark(ts, "step", f"Step {data['step']}: {data['title']}")
+
+    def _on_step_ended(self, ts: str, data: Mapping[str, Any]) -> None:
+        if data.get("outcome") == "skipped":
+            return  # a done step was said again: its stored result was returned
+        for step in reversed(self.lists["steps"]):
+            if step["step"] == data["step"]:
+                step |= {k: data.get(k) for k in ("outcome", "error", "duration_s")} | {"ended_at": ts}
+                break
+        if data.get("outcome") not in ("ok", None):
+            self._mark(ts, "trouble", f"Step {data['step']} {data['outcome']}: {_first_line(data.get('error') or '')}")
+        self.step = None
+
+    def _on_evidence(self, ts: str, data: Mapping[str, Any]) -> None:
+        self.lists["evidence"].append({**data, "step": self.step["step"] if self.step else None})
+
+    def _on_finding(self, ts: str, data: Mapping[str, Any]) -> None:
+        self.lists["findings"].append({**data, "ts": ts, "step": self.step["step"] if self.step else None})
+        if data["verdict"] in (Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN):
+            self._mark(ts, "finding", f"{data['verdict']}: {_about(data)}{data['reason']}")
+
+    def _on_table(self, ts: str, data: Mapping[str, Any]) -> None:
+        self.tables[data["name"]] = data  # told again: the later one holds
+
+    def _on_plan(self, ts: str, data: Mapping[str, Any]) -> None:
+        self.lists["plans"].append({**data, "ts": ts, "gates": [], "acts": [], "applied": None})
+        self._mark(ts, "plan", f"Plan: {data['title']}" if data["actions"] else f"Plan: nothing to do ({data['title']})")
+
+    def _plan(self, digest: str | None) -> dict[str, Any]:
+        for plan in reversed(self.lists["plans"]):
+            if plan["digest"] == digest or digest is None:
+                found: dict[str, Any] = plan
+                return found
+        orphan: dict[str, Any] = {
+            "digest": digest, "title": "(plan not in this journal)", "actions": [], "undo": [], "diff": "", "cannot_undo": [], "facts": [],
+            "gates": [], "acts": [], "applied": None,
+        }  # fmt: skip
+        self.lists["plans"].append(orphan)
+        return orphan
+
+    def _on_gate(self, ts: str, data: Mapping[str, Any]) -> None:
+        self._plan(data["digest"])["gates"].append({**data, "ts": ts})
+        said = {
+            "approved": f"Approved by {data.get('approver') or '?'} ({data.get('how') or 'unknown way'})",
+            "waiting": "Gate: waiting for an approval",
+            "refused": f"Gate refused: {data.get('text', '')}",
+            "nothing-to-do": "Gate: nothing to do, nothing to approve",
+        }
+        self._mark(ts, "gate", said.get(data["decision"], f"Gate: {data['decision']}"))
+
+    def _on_act_intent(self, ts: str, data: Mapping[str, Any]) -> None:
+        act = {
+            **data,
+            "started_at": ts,
+            "outcome": "unknown",
+            "exit_status": None,
+            "note": "no outcome was written",
+            "evidence": [],
+        }
+        self.acts[data["act"]] = act
+        self._plan(data.get("digest"))["acts"].append(act)
+        self._mark(ts, "act", f"Acting: {data['what']}")
+
+    def _on_act_outcome(self, ts: str, data: Mapping[str, Any]) -> None:
+        act = self.acts.get(data["act"])
+        if act is not None:
+            act |= {**data, "ended_at": ts}
+        if data["outcome"] != "ok":
+            self._mark(
+                ts, "act", f"Act {data['act']} came out {data['outcome']}" + (f": {data['note']}" if data.get("note") else "")
+            )
+
+    def _on_applied(self, ts: str, data: Mapping[str, Any]) -> None:
+        self._plan(data.get("digest"))["applied"] = {**data, "ts": ts}
+        self._mark(ts, "act", f"Applied ({data['outcome']}): {data.get('summary', '')}")
+
+    def _on_progress(self, ts: str, data: Mapping[str, Any]) -> None:
+        self._mark(ts, "progress", data["text"])
+
+    def _on_note(self, ts: str, data: Mapping[str, Any]) -> None:
+        self.lists["notes"].append(
+            {"kind": data.get("kind", "note"), "title": data.get("title", ""), "text": data.get("text", ""), "ts": ts}
+        )
+        self._mark(ts, "note", f"{data.get('title') or data.get('kind', 'note')}: {_first_line(data.get('text', ''))}")
+
+    def _on_configuration(self, ts: str, data: Mapping[str, Any]) -> None:
+        self.configuration |= data
+
+    def _on_value(self, ts: str, data: Mapping[str, Any]) -> None:
+        self.values[data["name"]] = {"schema": data.get("schema"), "value": data.get("value")}
+
+    def _on_conclusion(self, ts: str, data: Mapping[str, Any]) -> None:
+        self.own["conclusion"] = data
+        self._mark(ts, "conclusion", f"Conclusion: {data.get('outcome')}")
+
+    def _on_trouble(self, ts: str, data: Mapping[str, Any]) -> None:
+        self.lists["troubles"].append({**data, "ts": ts})
+        self._mark(ts, "trouble", _first_line(data.get("message", "")))
+
+    def _on_redactions(self, ts: str, data: Mapping[str, Any]) -> None:
+        self.lists["redactions"] = list(data["ledger"])
+
+    def _on_run_closing(self, ts: str, data: Mapping[str, Any]) -> None:
+        self.own |= {k: data[k] for k in ("status", "verdict", "summary", "exit_code") if k in data} | {"closed_at": ts}
+        self._mark(ts, "run", f"Run closed: {data['status']}, {data['verdict']}")
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else ""
+
+
+def load_record(run_dir: Path) -> RunRecord:
+    """The record of a run's folder, from its journal. Raises RecordError when the journal cannot be read at all."""
+    reading = read_journal(run_dir / JOURNAL)
+    return from_events(reading.events, reading)
+
+
+# -------------------------------------------------------------------------------------------- rendering
+
+
+def render(
+    run_dir: Path, *, writer: Writer | None = None, events: Sequence[Event] | None = None, final: bool = False
+) -> RunRecord:
+    """Write the record's files beside the journal. ``final`` adds what only a finished run needs: evidence in the HTML, JUnit, notebook.
+
+    ``events`` saves reading the journal again. Raises DiskFull, Sealed, RecordError.
+    """
+    writer = writer or Writer(run_dir, Redactor())
+    if events is None:
+        reading = read_journal(run_dir / JOURNAL)
+        events, record = reading.events, from_events(reading.events, reading)
+    else:
+        record = from_events(events)
+    excerpts = _Excerpts(run_dir, record) if final else None
+    writer.write_json("record.json", record.as_json())
+    writer.write_text("record.md", record.as_markdown(), clean=False)
+    writer.write_text("record.html", _html(record, excerpts), clean=False)
+    if excerpts is not None:
+        writer.write_bytes("checks.junit.xml", _junit(record), clean=False)
+        writer.write_text(
+            "notebook.ipynb", json.dumps(_notebook(record, events, excerpts), ensure_ascii=False, indent=1) + "\n", clean=False
+        )
+    return record
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Any:
+    """The templates. HTML is escaped always; Markdown by its own filter."""
+    from jinja2 import ChainableUndefined, Environment, PackageLoader
+
+    environment = Environment(
+        loader=PackageLoader("proofbook", "templates"),
+        autoescape=lambda name: bool(name and name.startswith("record.html")),
+        undefined=ChainableUndefined,  # a record of an older version lacks a key: show the rest
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters: dict[str, Callable[..., Any]] = {
+        "shown": shown,
+        "duration": duration_text,
+        "clock": lambda ts: ts[11:19] if ts else "",
+        "day": lambda ts: ts[:10] if ts else "",
+        "utc": lambda ts: f"{ts[:10]} {ts[11:19]} UTC" if ts else "–",
+        "size": _size_text,
+        "md": _markdown_text,
+        "argv": _argv_text,
+        "first_line": _first_line,
+    }
+    environment.filters.update(filters)
+    environment.globals |= {"SIGNS": {v.value: s for v, s in SIGNS.items()}}
+    return environment
+
+
+def _size_text(size: int) -> str:
+    if size < 1024:
+        return f"{size} B"
+    return f"{size / 1024:.1f} KiB" if size < 1024 * 1024 else f"{size / 1024 / 1024:.1f} MiB"
+
+
+def _markdown_text(value: Any) -> str:
+    """Text that means itself in Markdown, on one line."""
+    text = re.sub(r"\s+", " ", shown(value)).strip()
+    return re.sub(r"([\\`*_|<>\[\]#~])", r"\\\1", text)
+
+
+def _argv_text(argv: Sequence[str]) -> str:
+    """A command as a person would type it; programs given as text to ``sh -c`` are cut to their first line."""
+    import shlex
+
+    words = [f"{_first_line(a)[:60]} …" if "\n" in a or len(a) > 200 else a for a in argv]
+    return " ".join(w if w.endswith(" …") else shlex.quote(w) for w in words)
+
+
+def _html(record: RunRecord, excerpts: _Excerpts | None) -> str:
+    groups = [(v.value, found) for v in VERDICTS if (found := [f for f in record.findings if f["verdict"] == v])]
+    template = _environment().get_template("record.html.j2")
+    excerpt = excerpts.html if excerpts else None
+    return str(template.render(r=record, groups=groups, looks=_looks(record), excerpt=excerpt, manifest=MANIFEST))
+
+
+def _looks(record: RunRecord) -> dict[str, Any]:
+    """Each expectation over the looks, when there were several: {looks: […], rows: [(title, subject, [verdict])]}."""
+    looks = list(dict.fromkeys(f.get("look") or "" for f in record.findings))
+    if len(looks) < 2:
+        return {}
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for f in record.findings:
+        row = rows.setdefault((f.get("title") or f["check"], f.get("subject") or ""), {})
+        look = f.get("look") or ""
+        row[look] = max((Verdict(row[look]), Verdict(f["verdict"])), key=_badness).value if look in row else f["verdict"]
+    listed = [(title, subject, [by.get(look, "") for look in looks]) for (title, subject), by in rows.items() if len(by) > 1]
+    listed.sort(key=lambda row: -max(_badness(Verdict(v)) for v in row[2] if v))
+    return {"looks": looks, "rows": listed} if listed else {}
+
+
+def _badness(verdict: Verdict) -> int:
+    return len(VERDICTS) - VERDICTS.index(verdict)
+
+
+class _Excerpts:
+    """What is shown of an output: all of it if it is short, else its head, its tail, and the lines that findings stand on."""
+
+    def __init__(self, run_dir: Path, record: RunRecord) -> None:
+        self._run_dir = run_dir
+        self._wanted = {line.strip() for f in record.findings for line in f.get("lines") or () if line.strip()}
+
+    def html(self, path: str) -> str:
+        return self.of(path, SHOWN_IN_HTML)
+
+    def of(self, path: str, limit: int) -> str:
+        """The excerpt of one evidence file, at most about ``limit`` characters."""
+        try:
+            data = (self._run_dir / path).read_bytes()
+        except OSError as error:
+            return f"(the file {path} cannot be read: {error.strerror})"
+        text = data.decode("utf-8", "backslashreplace").replace("\0", "\n")
+        text = "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+        if len(text) <= limit:
+            return text
+        lines = text.splitlines()
+        part = limit * 2 // 5
+        head, tail = _fitting(lines, part), _fitting(reversed(lines), part)[::-1]
+        rest = lines[len(head) : len(lines) - len(tail)]
+        matched = _fitting((x for x in rest if self._matters(x)), limit - 2 * part)
+        left_out = (
+            f"[… {len(rest)} lines left out here; the whole output is in {path}"
+            + ("; those that findings stand on:" if matched else "")
+            + " …]"
+        )
+        return "\n".join([*head, left_out, *matched, *(["[…]"] if matched else []), *tail])
+
+    def _matters(self, line: str) -> bool:
+        return any(wanted in line or line.strip() in wanted for wanted in self._wanted if line.strip())
+
+
+def _fitting(lines: Iterable[str], budget: int) -> list[str]:
+    kept: list[str] = []
+    for line in lines:
+        line = line if len(line) <= 2000 else line[:2000] + " …"
+        budget -= len(line) + 1
+        if budget < 0:
+            break
+        kept.append(line)
+    return kept
+
+
+# ------------------------------------------------------------------------------------------------ JUnit
+
+
+def _junit(record: RunRecord) -> bytes:
+    """JUnit XML: FAIL is a failure, UNKNOWN an error, NOT_CHECKED skipped; WARN passes, its reason in system-out and a property."""
+    count = Counter(f["verdict"] for f in record.findings)
+    totals = {
+        "tests": str(len(record.findings)),
+        "failures": str(count["FAIL"]),
+        "errors": str(count["UNKNOWN"]),
+        "skipped": str(count["NOT_CHECKED"]),
+        "time": f"{record.duration_s or 0:.3f}",
+    }
+    root = ET.Element("testsuites", {"name": "proofbook", **totals})
+    suite = ET.SubElement(
+        root, "testsuite", {"name": record.runbook, **totals, "hostname": record.host, "timestamp": record.opened_at.rstrip("Z")}
+    )
+    facts = {
+        "run_id": record.run_id,
+        "status": record.status,
+        "verdict": record.verdict,
+        "machine_id": record.machine_id,
+        "proofbook": record.runner.get("proofbook", ""),
+    }
+    properties = ET.SubElement(suite, "properties")
+    for name, value in facts.items():
+        ET.SubElement(properties, "property", {"name": name, "value": _xml_text(str(value))})
+    for f in record.findings:
+        about = " ".join(filter(None, (f["check"], f.get("subject"), f"[{f['look']}]" if f.get("look") else "")))
+        case = ET.SubElement(
+            suite, "testcase", {"classname": _xml_text(f"{record.runbook}.{record.host}"), "name": _xml_text(about), "time": "0"}
+        )
+        _junit_outcome(case, f)
+    ET.indent(root)
+    return bytes(ET.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+def _junit_outcome(case: ET.Element, finding: Mapping[str, Any]) -> None:
+    reason = _xml_text(finding["reason"])
+    detail = _xml_text(
+        "\n".join([*(finding.get("lines") or ()), *(["do next: " + finding["what_to_do"]] if finding.get("what_to_do") else [])])
+    )
+    match finding["verdict"]:
+        case Verdict.FAIL:
+            ET.SubElement(case, "failure", {"message": reason, "type": finding["check"]}).text = detail
+        case Verdict.UNKNOWN:
+            ET.SubElement(case, "error", {"message": reason, "type": "CannotTell"}).text = detail
+        case Verdict.NOT_CHECKED:
+            ET.SubElement(case, "skipped", {"message": f"NOT CHECKED: {reason}"})
+        case Verdict.WARN:
+            ET.SubElement(ET.SubElement(case, "properties"), "property", {"name": "warning", "value": reason})
+            ET.SubElement(case, "system-out").text = f"WARN: {reason}\n{detail}".rstrip()
+        case _:
+            ET.SubElement(case, "system-out").text = reason
+
+
+def _xml_text(text: str) -> str:
+    """Text without the control characters that XML 1.0 cannot hold."""
+    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "�", text)
+
+
+# --------------------------------------------------------------------------------------------- notebook
+
+
+def _notebook(record: RunRecord, events: Sequence[Event], excerpts: _Excerpts) -> dict[str, Any]:
+    """The run as a notebook (nbformat 4.5): what each step asked, saw and found. It is a rendering and cannot be run."""
+    cells: list[dict[str, Any]] = []
+
+    def markdown(text: str) -> None:
+        cells.append({"cell_type": "markdown", "id": f"c{len(cells):04d}", "metadata": {}, "source": text})
+
+    def code(number: int, source: str, outputs: list[dict[str, Any]]) -> None:
+        cells.append(
+            {
+                "cell_type": "code", "id": f"c{len(cells):04d}", "metadata": {}, "execution_count": number, "source": source,
+                "outputs": outputs,
+            }
+        )  # fmt: skip
+
+    opening = [
+        f"# {record.sign} {record.headline} · {record.title}",
+        "",
+        f"`{record.run_id}` on **{_markdown_text(record.host)}**",
+        "",
+    ]
+    opening += [
+        _markdown_text(record.summary),
+        "",
+        "*Rendered from the run's journal. It shows what was done; it is not meant to be run again.*",
+    ]
+    markdown("\n".join(opening))
+    if record.not_verified:
+        markdown(
+            "\n".join(
+                [
+                    "## Not verified",
+                    *[f"- **{_markdown_text(n['what'])}**: {_markdown_text(n['why'])}" for n in record.not_verified],
+                ]
+            )
+        )
+    for step, inner in _by_step(events):
+        markdown(f"## {step['step']} · {_markdown_text(step['title'])}")
+        code(step["step"], f"# {step['verb']} · {step['key']}", list(_outputs(inner, excerpts)))
+    for note in record.notes:
+        if note["kind"] in ("operator", "note"):
+            markdown(f"### {_markdown_text(note['title'] or 'Operation note')}\n\n{_markdown_text(note['text'])}")
+    return {
+        "nbformat": 4,
+        "nbformat_minor": 5,
+        "metadata": {
+            "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
+            "language_info": {"name": "python"},
+            "proofbook": {"run_id": record.run_id, "status": record.status, "verdict": record.verdict, "rendered_from": JOURNAL},
+        },
+        "cells": cells,
+    }
+
+
+def _by_step(events: Sequence[Event]) -> Iterator[tuple[Mapping[str, Any], list[Event]]]:
+    step: Mapping[str, Any] | None = None
+    inner: list[Event] = []
+    for event in events:
+        if event["event"] == "step.started":
+            if step is not None:
+                yield step, inner
+            step, inner = event["data"], []
+        elif step is not None:
+            inner.append(event)
+            if event["event"] == "step.ended":
+                yield step, inner
+                step, inner = None, []
+    if step is not None:
+        yield step, inner
+
+
+def _outputs(events: Sequence[Event], excerpts: _Excerpts) -> Iterator[dict[str, Any]]:
+    findings = [e["data"] for e in events if e["event"] == "finding"]
+    said = "".join(f"{e['ts'][11:19]} {text}\n" for e in events if (text := _spoken(e["event"], e["data"])))
+    if said:
+        yield {"output_type": "stream", "name": "stdout", "text": said}
+    if findings:
+        from proofbook.view import findings_html
+
+        data = {"text/html": findings_html(findings), "text/plain": findings_text(findings)}
+        yield {"output_type": "display_data", "metadata": {}, "data": data}
+    for event in events:
+        data = event["data"]
+        if event["event"] == "evidence":
+            yield {"output_type": "stream", "name": "stdout", "text": _evidence_text(data, excerpts)}
+        elif event["event"] == "table":
+            html = table_html(data["columns"], data["rows"], title=data["title"], note=data.get("note", ""))
+            text = "\n".join("\t".join(shown(v) for v in row) for row in [data["columns"], *data["rows"]])
+            yield {"output_type": "display_data", "metadata": {}, "data": {"text/html": html, "text/plain": text}}
+        elif event["event"] == "step.ended" and data.get("outcome") == "failed":
+            error = str(data.get("error") or "failed")
+            yield {"output_type": "error", "ename": "StepFailed", "evalue": error, "traceback": error.splitlines()}
+
+
+def _spoken(event: str, data: Mapping[str, Any]) -> str:
+    match event:
+        case "progress":
+            return str(data["text"])
+        case "host.proven":
+            return f"{data['identity']['hostname']} answers: machine-id {data['identity']['machine_id']}, boot {data['identity']['boot_id']}"
+        case "observation":
+            return (
+                f"{data['probe']}: "
+                + ("known" if data["known"] else f"UNKNOWN: {data['unknown']}")
+                + f"  [{', '.join(data['evidence'])}]"
+            )
+        case "plan":
+            return f"plan {data['digest']}: {data['title']}"
+        case "gate":
+            return f"gate: {data['decision']} {data.get('approver', '')}".rstrip()
+        case "act.intent":
+            return f"acting ({data['act']}): {data['what']}: {_argv_text(data['argv'])}"
+        case "act.outcome":
+            return f"act {data['act']} came out {data['outcome']} {data.get('note', '')}".rstrip()
+        case "applied":
+            return f"applied: {data['outcome']}: {data.get('summary', '')}"
+        case _:
+            return ""
+
+
+def _evidence_text(data: Mapping[str, Any], excerpts: _Excerpts) -> str:
+    ended = "no exit status" if data["exit_status"] is None else f"exit status {data['exit_status']}"
+    text = f"── {data['id']} · {_argv_text(data['argv'])} · {ended} · {data['duration_s']:.3f} s\n"
+    for stream in ("stdout", "stderr"):
+        if data[f"{stream}_file"]:
+            text += (
+                ("" if stream == "stdout" else "stderr:\n")
+                + excerpts.of(data[f"{stream}_file"], SHOWN_IN_NOTEBOOK // 2).rstrip("\n")
+                + "\n"
+            )
+    return text
+
+
+# ------------------------------------------------------------------------------------------------- seal
+
+
+def seal(run_dir: Path, redactor: Redactor | None = None) -> Path:
+    """Close a run's folder for ever and return its final path.
+
+    Looks for secrets once more (a hit puts the folder into quarantine), writes the manifest, takes write permission away, and
+    renames ``….partial`` to its final name. Raises Sealed, RecordError, DiskFull. Going on after a crash between these steps is safe.
+    """
+    if not run_dir.name.endswith(PARTIAL):
+        raise Sealed(f"{run_dir.name} is sealed already")
+    final = run_dir.with_name(run_dir.name.removesuffix(PARTIAL))
+    if final.exists():
+        raise Sealed(f"{final} exists already; nothing sealed is ever overwritten")
+    writer = Writer(run_dir, redactor or Redactor())
+    if not writer.sealed:
+        _remove_leftovers(run_dir)
+        hits = list(_secrets_left(run_dir, writer.redactor))
+        if hits:
+            raise _quarantined(run_dir, hits)
+        manifest = "".join(f"{digest}  {path}\n" for path, digest in sorted(_digests(run_dir)))
+        writer.write_text(MANIFEST, manifest, durable=True, clean=False)
+    for path in [*run_dir.rglob("*"), run_dir]:
+        path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
+    os.rename(run_dir, final)
+    folder = os.open(final.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return final
+
+
+def _remove_leftovers(run_dir: Path) -> None:
+    for path in run_dir.rglob(".*"):
+        if path.is_file() and (path.name == ".reserve" or ".tmp-" in path.name):
+            path.unlink()
+
+
+def _digests(run_dir: Path) -> Iterator[tuple[str, str]]:
+    for path in run_dir.rglob("*"):
+        if path.is_symlink():
+            raise RecordError(f"{path} is a link; a record holds files only")
+        if path.is_file() and path.name != MANIFEST:
+            with path.open("rb") as file:
+                yield path.relative_to(run_dir).as_posix(), hashlib.file_digest(file, "sha256").hexdigest()
+
+
+_RENDERED = {"record.html", "record.md", "checks.junit.xml", "notebook.ipynb"}
+
+
+def _secrets_left(run_dir: Path, redactor: Redactor) -> Iterator[Hit]:
+    for path in sorted(run_dir.rglob("*")):
+        if path.is_file():
+            relative = path.relative_to(run_dir).as_posix()
+            yield from redactor.scan(path.read_bytes(), relative, rendered=relative in _RENDERED)
+
+
+def _quarantined(run_dir: Path, hits: Sequence[Hit]) -> RecordError:
+    kept = run_dir.with_name(run_dir.name.removesuffix(PARTIAL) + QUARANTINE)
+    os.rename(run_dir, kept)
+    kept.chmod(0o700)
+    told = ", ".join(f"{h.count} × {h.rule} in {h.where}" for h in hits[:5])
+    return RecordError(
+        f"the record was not sealed: something that looks like a secret is still in it ({told})",
+        hint=f"only you can read {kept} now; look, rotate the secret if it is one, then delete the folder",
+    )
+
+
+# ----------------------------------------------------------------------------------------------- keeper
+
+
+class Keeper:
+    """The listener that keeps a run's record up to date: rendered after every step, sealed when the run closes."""
+
+    def __init__(self, folder: Path, journal: Journal, writer: Writer) -> None:
+        self.folder = folder
+        self._journal = journal
+        self._writer = writer
+        self._events: list[dict[str, Any]] = []
+        self._read = 0
+
+    def __call__(self, event: str, data: Mapping[str, Any]) -> None:
+        if event == "run.closing":
+            self._finish()
+        elif event in ("run.opened", "step.ended"):
+            render(self.folder, writer=self._writer, events=self._so_far())
+
+    def _so_far(self) -> Sequence[Event]:
+        """All events, reading only what was appended since the last time."""
+        with (self.folder / JOURNAL).open("rb") as journal:
+            journal.seek(self._read)
+            data = journal.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._events += [json.loads(line) for line in whole.splitlines()]
+        self._read += len(whole)
+        return self._events
+
+    def _finish(self) -> None:
+        self.folder = finish(self.folder, self._journal, self._writer)
+
+
+def finish(folder: Path, journal: Journal, writer: Writer) -> Path:
+    """Write the ledger of redactions, close the journal, render everything, and seal. Returns the final folder."""
+    ledger = [{"rule": r, "file": f, "count": n} for r, files in writer.redactor.ledger.items() for f, n in files.items()]
+    journal.append("redactions", {"ledger": ledger})
+    journal.seal()
+    render(folder, writer=writer, final=True)
+    return seal(folder, writer.redactor)
+
+
+def parse_record(data: bytes) -> RunRecord:
+    """The record of a journal's bytes (for records that were copied elsewhere)."""
+    reading = parse_journal(data)
+    return from_events(reading.events, reading)

@@ -1,0 +1,285 @@
+"""Values as tables and pictures: HTML that survives offline, untrusted and for years, and the same as text.
+
+A notebook front end strips ``<style>`` and scripts from untrusted output, so colours are inline; and no meaning hangs on a
+colour: every verdict is written out, with its own sign. pandas and matplotlib are imported only inside the functions that
+need them.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup, escape
+
+from proofbook.journal import plain
+from proofbook.model import Finding, Plan, Verdict, worst
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = [
+    "SIGNS",
+    "VERDICTS",
+    "before_after_html",
+    "duration_text",
+    "findings_frame",
+    "findings_html",
+    "findings_text",
+    "plan_html",
+    "plan_text",
+    "shown",
+    "table_html",
+    "timeline_png",
+    "worst_first",
+]
+
+#: Worst first; NOT_CHECKED stands before PASS, since a reader must not miss it.
+VERDICTS = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN, Verdict.NOT_CHECKED, Verdict.PASS)
+
+#: One sign per verdict, so that a record in black and white still tells them apart.
+SIGNS = {Verdict.FAIL: "✗", Verdict.UNKNOWN: "?", Verdict.WARN: "!", Verdict.NOT_CHECKED: "–", Verdict.PASS: "✓"}
+
+#: Badge colours with a contrast of at least 4.5:1 against white text, and apart for colour-blind readers.
+_COLOURS = {
+    Verdict.FAIL: "#b42318",
+    Verdict.UNKNOWN: "#6941c6",
+    Verdict.WARN: "#8a5a00",
+    Verdict.NOT_CHECKED: "#545d69",
+    Verdict.PASS: "#0b6e4f",
+}
+
+_CELL = "padding:4px 10px 4px 0;vertical-align:top;text-align:left"
+_MUTED = "opacity:.75"
+
+
+def worst_first(findings: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Findings as mappings, worst verdict first, otherwise in their order."""
+    return sorted(findings, key=lambda f: VERDICTS.index(Verdict(f["verdict"])))
+
+
+def shown(value: Any) -> str:
+    """A JSON value as a person writes it: ``–`` for nothing, ``yes``/``no``, lists with commas, numbers without noise."""
+    if value is None or value == "" or value == [] or value == {}:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k}={shown(v)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(shown(v) for v in value)
+    return str(value)
+
+
+def duration_text(seconds: float | None) -> str:
+    """``0.4 s``, ``38 s``, ``3 min 12 s``, ``2 h 5 min``."""
+    if seconds is None:
+        return "–"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s" if whole % 60 else f"{whole // 60} min"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+# ------------------------------------------------------------------------------------------------- HTML
+
+
+def _badge(verdict: Verdict) -> Markup:
+    return Markup(
+        '<span style="display:inline-block;background-color:{};color:#ffffff;font-weight:600;padding:1px 8px;border-radius:9px;'
+        'white-space:nowrap">{} {}</span>'
+    ).format(_COLOURS[verdict], SIGNS[verdict], verdict.value.replace("_", " "))
+
+
+def _as_dicts(findings: Iterable[Finding | Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [f if isinstance(f, Mapping) else plain(f) for f in findings]
+
+
+def findings_html(findings: Iterable[Finding | Mapping[str, Any]]) -> str:
+    """A table of findings, worst first, with the overall verdict above. Passes are counted in the head and listed last."""
+    found = worst_first(_as_dicts(findings))
+    overall = worst(Verdict(f["verdict"]) for f in found)
+    counts = [f"{n} {v.value.replace('_', ' ')}" for v in VERDICTS if (n := sum(f["verdict"] == v for f in found))]
+    rows = [_finding_row(f) for f in found]
+    head = Markup('<div style="margin:2px 0 6px">{} <span style="{}">{}</span></div>').format(
+        _badge(overall), _MUTED, ", ".join(counts) or "nothing was checked: that is no pass"
+    )
+    if not rows:
+        return str(head)
+    table = Markup(
+        '<table style="border-collapse:collapse;text-align:left"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>'
+    ).format(
+        Markup("").join(
+            Markup('<th scope="col" style="{}">{}</th>').format(_CELL, c) for c in ("verdict", "about", "what was found")
+        ),
+        Markup("").join(rows),
+    )
+    return str(head + table)
+
+
+def _finding_row(finding: Mapping[str, Any]) -> Markup:
+    more = Markup("")
+    if finding.get("what_to_do"):
+        more += Markup("<div><b>Do next:</b> {}</div>").format(finding["what_to_do"])
+    if finding.get("lines"):
+        more += Markup('<pre style="margin:4px 0;white-space:pre-wrap">{}</pre>').format("\n".join(finding["lines"][:5]))
+    about = Markup("{}<br><span style='{}'>{}</span>").format(finding["check"], _MUTED, finding.get("subject") or "")
+    return Markup('<tr><td style="{c}">{}</td><td style="{c}">{}</td><td style="{c}">{}{}</td></tr>').format(
+        _badge(Verdict(finding["verdict"])), about, finding["reason"], more, c=_CELL
+    )
+
+
+def table_html(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "", note: str = "") -> str:
+    """Any table, escaped; ``title`` becomes its caption and ``note`` stands below."""
+    caption = (
+        Markup('<caption style="text-align:left;font-weight:600;caption-side:top">{}</caption>').format(title)
+        if title
+        else Markup("")
+    )
+    head = Markup("").join(Markup('<th scope="col" style="{}">{}</th>').format(_CELL, c) for c in columns)
+    body = Markup("").join(
+        Markup("<tr>{}</tr>").format(Markup("").join(Markup('<td style="{}">{}</td>').format(_CELL, shown(v)) for v in row))
+        for row in rows
+    )
+    below = Markup('<div style="{}">{}</div>').format(_MUTED, note) if note else Markup("")
+    return str(
+        Markup(
+            '<table style="border-collapse:collapse;text-align:left">{}<thead><tr>{}</tr></thead><tbody>{}</tbody></table>{}'
+        ).format(caption, head, body, below)
+    )
+
+
+def before_after_html(before: Mapping[str, Any], after: Mapping[str, Any], *, title: str = "Before and after") -> str:
+    """Two mappings side by side: what changed first, each row saying in words whether it changed."""
+    names = list(dict.fromkeys([*before, *after]))
+    rows = [(n, before.get(n), after.get(n), "same" if before.get(n) == after.get(n) else "CHANGED") for n in names]
+    rows.sort(key=lambda row: row[3] == "same")
+    return table_html(("what", "before", "after", "changed?"), rows, title=title)
+
+
+def plan_html(plan: Plan) -> str:
+    """A plan as it has to be read before it is approved: what happens, where, what it costs, what cannot be undone."""
+
+    def listed(items: Sequence[Markup | str], empty: str) -> Markup:
+        if not items:
+            return Markup("<i>{}</i>").format(empty)
+        return Markup('<ul style="margin:0;padding-left:18px">{}</ul>').format(
+            Markup("").join(Markup("<li>{}</li>").format(i) for i in items)
+        )
+
+    def action(what: str, argv: Sequence[str]) -> Markup:
+        return Markup("{} <code>{}</code>").format(what, " ".join(argv)) if argv else Markup(escape(what))
+
+    rows = [
+        ("Would do", listed([action(a.what, a.argv) for a in plan.actions], "nothing: it is already as wanted")),
+        (
+            "On",
+            Markup("<b>{}</b> ({}), machine-id <code>{}</code>").format(plan.host.hostname, plan.host.name, plan.host.machine_id),
+        ),
+        ("Now there", listed(plan.facts, "nothing was said about it")),
+        ("Cannot be undone", listed(plan.cannot_undo, "all of it can be undone")),
+        ("Taken back by", listed([action(a.what, a.argv) for a in plan.undo], "nothing to take back")),
+        ("Expected time", Markup(escape(duration_text(plan.expected_s)))),
+        ("Digest", Markup("<code>{}</code>").format(plan.digest)),
+    ]
+    diff = (
+        Markup('<pre style="margin:6px 0;white-space:pre-wrap">{}</pre>').format(plan.diff) if plan.diff.strip() else Markup("")
+    )
+    body = Markup("").join(
+        Markup('<tr><th scope="row" style="{c};white-space:nowrap">{}</th><td style="{c}">{}</td></tr>').format(n, v, c=_CELL)
+        for n, v in rows
+    )
+    return str(
+        Markup(
+            '<div style="font-weight:600;margin:2px 0 4px">{}</div>'
+            '<table style="border-collapse:collapse;text-align:left">{}</table>{}'
+        ).format(plan.title, body, diff)
+    )
+
+
+# ------------------------------------------------------------------------------------------------- text
+
+
+def findings_text(findings: Iterable[Finding | Mapping[str, Any]]) -> str:
+    """The same as text, for terminals and plain outputs; at most 110 columns."""
+    found = worst_first(_as_dicts(findings))
+    if not found:
+        return "UNKNOWN: nothing was checked, and nothing is no pass"
+    lines = []
+    for f in found:
+        label = f"{SIGNS[Verdict(f['verdict'])]} {f['verdict'].replace('_', ' '):<11} "
+        about = f"{f['subject']}: " if f.get("subject") else ""
+        lines.append(textwrap.fill(about + f["reason"], 110, initial_indent=label, subsequent_indent=" " * len(label)))
+        if f.get("what_to_do"):
+            lines.append(textwrap.fill("do next: " + f["what_to_do"], 110, initial_indent=" " * 14, subsequent_indent=" " * 14))
+    return "\n".join(lines)
+
+
+def plan_text(plan: Plan) -> str:
+    """A plan as text."""
+    lines = [f"{plan.title} on {plan.host.hostname} ({plan.host.name}), machine-id {plan.host.machine_id}"]
+    lines += [f"  would do:         {a.what}" + (f"  [{' '.join(a.argv)}]" if a.argv else "") for a in plan.actions] or [
+        "  nothing to do"
+    ]
+    lines += [f"  now there:        {fact}" for fact in plan.facts]
+    lines += [f"  cannot be undone: {text}" for text in plan.cannot_undo]
+    lines += [f"  taken back by:    {a.what}" + (f"  [{' '.join(a.argv)}]" if a.argv else "") for a in plan.undo]
+    lines += [f"  expected time:    {duration_text(plan.expected_s)}", f"  digest:           {plan.digest}"]
+    if plan.diff.strip():
+        lines += ["", textwrap.indent(plan.diff.rstrip(), "  ")]
+    return "\n".join(lines)
+
+
+# ----------------------------------------------------------------------------------- frames and pictures
+
+
+def findings_frame(findings: Iterable[Finding | Mapping[str, Any]]) -> pandas.DataFrame:
+    """Findings as a pandas DataFrame (one row each, worst first), for investigations over many runs."""
+    import pandas as pd
+
+    columns = ["verdict", "check", "subject", "reason", "action", "what_to_do", "count", "signature", "look"]
+    return pd.DataFrame([{c: f.get(c) for c in columns} for f in worst_first(_as_dicts(findings))], columns=columns)
+
+
+def timeline_png(steps: Sequence[Mapping[str, Any]], *, title: str = "") -> bytes:
+    """A picture of a run's steps over time (PNG). ``steps`` have ``title``, ``started_at`` (ISO), ``duration_s``, ``outcome``."""
+    import io
+
+    from matplotlib.figure import Figure
+
+    drawn = [s for s in steps if s.get("duration_s") is not None]
+    figure = Figure(figsize=(8, 0.6 + 0.35 * max(len(drawn), 1)), layout="constrained")
+    axes = figure.subplots()
+    if drawn:
+        start = datetime.fromisoformat(drawn[0]["started_at"])
+        for row, step in enumerate(drawn):
+            left = (datetime.fromisoformat(step["started_at"]) - start).total_seconds() / 60
+            width = max(step["duration_s"] / 60, 0.01)
+            good = step["outcome"] == "ok"
+            colour = _COLOURS[Verdict.PASS if good else Verdict.FAIL]
+            axes.barh(row, width, left=left, color=colour, hatch="" if good else "//")
+            axes.text(
+                left + width,
+                row,
+                f" {duration_text(step['duration_s'])}{'' if good else ' · ' + step['outcome']}",
+                va="center",
+                fontsize=8,
+            )
+        axes.set_yticks(range(len(drawn)), [textwrap.shorten(s["title"], 46) for s in drawn], fontsize=8)
+        axes.invert_yaxis()
+        axes.margins(x=0.2)
+    axes.set_xlabel("minutes since the first step")
+    axes.set_title(title, fontsize=10, loc="left")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=110)
+    return out.getvalue()
