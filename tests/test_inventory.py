@@ -334,7 +334,7 @@ def test_connecting_hands_over_only_what_was_said(tmp_path: Path) -> None:
 def test_the_lab_has_its_own_names() -> None:
     from proofbook.lab.sim import client
 
-    names = [info.name for info in client.scenarios()]
+    names = [info.scenario for info in client.scenarios()]
     spec = Inventory().resolve(f"lab:{names[0]}")
     assert (spec.name, spec.lab, spec.source) == (f"lab:{names[0]}", names[0], "lab")
     assert spec.gpus
@@ -346,6 +346,6 @@ def test_the_lab_has_its_own_names() -> None:
 def test_every_scenario_declares_a_usable_host() -> None:
     from proofbook.lab.sim import client
 
-    resolved = [Inventory().resolve(f"lab:{info.name}") for info in client.scenarios()]
+    resolved = [Inventory().resolve(f"lab:{info.scenario}") for info in client.scenarios()]
     assert resolved
     assert all(spec.gpus for spec in resolved)

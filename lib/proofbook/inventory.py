@@ -33,6 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from proofbook.errors import BadInventory, BadParameter
 from proofbook.host import WallClock
 from proofbook.intent import ContainerSpec, GpuSpec, ServiceSpec, parse_service
+from proofbook.redact import secret_name
 from proofbook.transports.base import Clock, Transport
 
 __all__ = ["HostSpec", "Inventory", "connect", "find_inventory", "load_inventory", "ssh_config_knows"]
@@ -40,20 +41,6 @@ __all__ = ["HostSpec", "Inventory", "connect", "find_inventory", "load_inventory
 LAB_PREFIX = "lab:"
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_SECRET_ENDINGS = (
-    ("password",),
-    ("passwd",),
-    ("passphrase",),
-    ("secret",),
-    ("token",),
-    ("credential",),
-    ("credentials",),
-    ("apikey",),
-    ("api", "key"),
-    ("private", "key"),
-    ("access", "key"),
-    ("secret", "key"),
-)
 
 
 class HostTable(BaseModel):
@@ -298,14 +285,14 @@ def _secrets(value: Any, path: str = "") -> Iterator[str]:
         for key, inner in value.items():
             place = f"{path}.{key}" if path else key
             # A host or service may be called what it likes; only keys with a value are judged.
-            if not isinstance(inner, dict | list) and _sounds_secret(key):
+            if not isinstance(inner, dict | list) and secret_name(key):
                 yield f"{place}: a secret has no place in the inventory, it ends up in records; use SSH keys or an agent"
             else:
                 yield from _secrets(inner, place)
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             place = f"{path}[{index}]"
-            if isinstance(inner, str) and inner.startswith("-") and _sounds_secret(inner.partition("=")[0]):
+            if isinstance(inner, str) and inner.startswith("-") and secret_name(inner.partition("=")[0]):
                 yield f"{place}: {inner.partition('=')[0]} takes a secret, which has no place in the inventory; leave it out"
             else:
                 yield from _secrets(inner, place)
@@ -314,12 +301,6 @@ def _secrets(value: Any, path: str = "") -> Iterator[str]:
             yield f"{path}: holds key material; name the key's file instead"
         elif re.search(r"\w+://[^/\s@]*:[^/\s@]+@", value):
             yield f"{path}: an address with a password in it; leave user and password out"
-
-
-def _sounds_secret(key: str) -> bool:
-    # WHY: by whole words at the end, so that --tokenizer-path and MAX_TOTAL_TOKENS stay usable.
-    words = tuple(w for w in re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "-", key).lower()) if w)
-    return any(words[-len(ending) :] == ending for ending in _SECRET_ENDINGS)
 
 
 def _host_from_table(name: str, table: Any, source: str, problems: list[str]) -> HostSpec | None:
@@ -396,7 +377,7 @@ def _lab_host(name: str) -> HostSpec:
     from proofbook.lab.sim import client
 
     scenario = name.removeprefix(LAB_PREFIX)
-    known = [info.name for info in client.scenarios()]
+    known = [info.scenario for info in client.scenarios()]
     if scenario not in known:
         raise BadParameter(
             f"the lab has no scenario {scenario!r}{_nearest(scenario, known)}",
