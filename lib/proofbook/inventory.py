@@ -254,7 +254,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         mode = path.stat().st_mode
         data = path.read_bytes()
     except OSError as wrong:
-        came_from = " (named by $PROOFBOOK_INVENTORY)" if os.environ.get("PROOFBOOK_INVENTORY") else ""
+        named = os.environ.get("PROOFBOOK_INVENTORY", "")
+        came_from = " (named by $PROOFBOOK_INVENTORY)" if named and Path(named).expanduser() == path else ""
         raise BadInventory(
             f"{path}{came_from} cannot be read: {wrong.strerror or wrong}", hint="name a file that is there"
         ) from None
