@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -283,6 +284,7 @@ def test_an_installed_proofbook_brings_its_runbooks_and_data(tmp_path: Path) -> 
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
+        archive.extractall(tmp_path / "installed")
         metadata = archive.read(next(n for n in names if n.endswith(".dist-info/entry_points.txt"))).decode()
     data = [
         path
@@ -293,6 +295,12 @@ def test_an_installed_proofbook_brings_its_runbooks_and_data(tmp_path: Path) -> 
     assert {f"proofbook/_runbooks/{path.name}" for path in RUNBOOKS} <= names
     assert not [n for n in names if "__pycache__" in n or n.startswith("tests/")]
     assert "proofbook = proofbook.cli:main" in metadata
+    program = "from proofbook.launch import runbook_file; print(runbook_file('reboot-verification'))"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert Path(done.stdout.strip()) == tmp_path / "installed/proofbook/_runbooks/reboot-verification.ipynb"
 
 
 # ---------------------------------------------------------------------------------------------- runbooks
