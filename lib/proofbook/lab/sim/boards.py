@@ -134,7 +134,7 @@ def _root_complex(root: int) -> Iterator[PciDevice]:
             link=Link(32.0, 16, 32.0, 16),
             driver="xhci_hcd",
             modules=("xhci_pci",),
-            bars=((0, 0xB0700000 if root else 0xB8C00000, MIB),),
+            bars=((0, 0xA8C00000 if root else 0xB8C00000, MIB),),
         )
 
 
@@ -211,7 +211,7 @@ def _nics() -> Iterator[PciDevice]:
             numa_node=0,
             parent=mlx_port.address,
             link=Link(16.0, 16, 16.0, 16, 16.0),
-            bars=((0, 0x30000000000 + function * 32 * MIB, 32 * MIB),),
+            bars=((0, 0x60000000000 + function * 32 * MIB, 32 * MIB),),
             slot="9",
             serial=mac,
         )
@@ -233,9 +233,9 @@ def _nics() -> Iterator[PciDevice]:
             parent=bcm_port.address,
             link=Link(8.0, 8, 8.0, 8, 8.0),
             bars=(
-                (0, 0x38000110000 + function * 64 * 1024, 64 * 1024),
-                (2, 0x38000000000 + function * MIB // 2, MIB // 2),
-                (4, 0x38000130000 + function * 8 * 1024, 8 * 1024),
+                (0, 0x68000110000 + function * 64 * 1024, 64 * 1024),
+                (2, 0x68000000000 + function * MIB // 2, MIB // 2),
+                (4, 0x68000130000 + function * 8 * 1024, 8 * 1024),
             ),
             serial=mac,
         )
@@ -261,7 +261,7 @@ def _drive(root: int, serial: str) -> Iterator[PciDevice]:
         numa_node=node,
         parent=port.address,
         link=Link(16.0, 4, 16.0, 4, 16.0),
-        bars=((0, 0xB2100000 if root == 0x60 else 0xAA300000, 16 * 1024),),
+        bars=((0, 0xB6100000 if root == 0x60 else 0xAA300000, 16 * 1024),),
         serial=serial,
     )
 

@@ -67,8 +67,8 @@ def consequences(pci: str, index: int = 0) -> list[Line]:
     return [
         *xid154(pci, "Reboot"),
         Line(ERR, f"{prefix} _issueRpcAndWait: rpcSendMessage failed with status 0x0000000f for fn 10!"),
-        Line(ERR, f"{prefix} rpcRmApiFree_GSP: GspRmFree failed: hClient=0xc1d0002c; hObject=0x5c000013; paramsStatus=0x00000000; "
-                  "status=0x0000000f"),
+        Line(ERR, f"{prefix} rpcRmApiFree_GSP: GspRmFree failed: hClient=0xc1d0002c; hObject=0x5c000013; "
+                  "paramsStatus=0x00000000; status=0x0000000f"),
         Line(ERR, "NVRM: nvAssertFailedNoLog: Assertion failed: (status == NV_OK) || (status == NV_ERR_GPU_IN_FULLCHIP_RESET) "
                   "@ rs_client.c:844"),
     ]  # fmt: skip
@@ -193,13 +193,8 @@ def io_page_fault(driver: str, pci: str, domain: int, address: int, write: bool)
 
     Flag bit 0x20: the device wanted to write (``drivers/iommu/amd/iommu.c``).
     """
-    flags = 0x20 if write else 0
-    return [
-        Line(
-            ERR,
-            f"{driver} {pci}: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x{domain:04x} address={address:#x} flags=0x{flags:04x}]",
-        )
-    ]
+    event = f"IO_PAGE_FAULT domain=0x{domain:04x} address={address:#x} flags=0x{0x20 if write else 0:04x}"
+    return [Line(ERR, f"{driver} {pci}: AMD-Vi: Event logged [{event}]")]
 
 
 def io_page_fault_unknown_device(pci: str, domain: int, address: int, write: bool) -> list[Line]:
@@ -231,12 +226,10 @@ def iotlb_timeout(pci: str, address: int, unit: int = 0) -> list[Line]:
 def dmar_fault(pci: str, address: int, write: bool, *, suppressed_count: int = 0) -> list[Line]:
     """The same kind of fault on an Intel machine (Linux 6.x wording)."""
     kind, reason = ("Write", "0x05] PTE Write") if write else ("Read", "0x06] PTE Read")
+    request = f"[DMA {kind} NO_PASID] Request device [{pci[5:]}] fault addr {address:#x}"
     lines = [
         Line(ERR, "DMAR: DRHD: handling fault status reg 2"),
-        Line(
-            ERR,
-            f"DMAR: [DMA {kind} NO_PASID] Request device [{pci[5:]}] fault addr {address:#x} [fault reason {reason} access is not set",
-        ),
+        Line(ERR, f"DMAR: {request} [fault reason {reason} access is not set"),
     ]
     return lines + (suppressed(suppressed_count, "dmar_fault") if suppressed_count else [])
 
@@ -326,8 +319,8 @@ def mlx5_command_failed(pci: str, count: int = 1) -> list[Line]:
     """The firmware refuses a command: frequent on busy hosts, and no sign of a broken card."""
     one = Line(
         ERR,
-        f"mlx5_core {pci}: mlx5_cmd_out_err:800:(pid 233522): CREATE_MKEY(0x200) op_mod(0x0) failed, status limits exceeded(0x8), "
-        "syndrome (0x18af6), err(-12)",
+        f"mlx5_core {pci}: mlx5_cmd_out_err:800:(pid 233522): CREATE_MKEY(0x200) op_mod(0x0) failed, "
+        "status limits exceeded(0x8), syndrome (0x18af6), err(-12)",
     )
     return [one] * min(count, 10) + (suppressed(count - 10, "mlx5_cmd_out_err") if count > 10 else [])
 

@@ -42,12 +42,13 @@ def kernel_boot_lines(hw: Hardware, cmdline: str, kernel: str) -> list[tuple[flo
     _iommu_policy(log, hw, cmdline)
     _iommu_groups_log(log, hw, cmdline)
     _drivers(log, hw)
+    log.at(7.1)
+    log.say("EXT4-fs (dm-1): re-mounted 3f0c2a57-6b1e-4d80-9a44-7c15e2b860fd r/w.")
     log.at(7.6)
     for pause, priority, text in driver_boot_lines(hw):
         log.say(text, priority, pause)
-    log.say("EXT4-fs (dm-1): re-mounted 3f0c2a57-6b1e-4d80-9a44-7c15e2b860fd r/w.", INFO, 0.4)
-    log.say("bridge: filtering via arp/ip/ip6tables is no longer available by default. Update your scripts to load br_netfilter "
-            "if you need this.", INFO, 0.9)  # fmt: skip
+    bridge = "bridge: filtering via arp/ip/ip6tables is no longer available by default."
+    log.say(f"{bridge} Update your scripts to load br_netfilter if you need this.", INFO, 0.9)
     return log.lines
 
 
@@ -116,9 +117,8 @@ def _enumeration(log: _Log, hw: Hardware) -> None:
 
 def _found(log: _Log, hw: Hardware, device: PciDevice) -> None:
     header = "01" if device.class_code == 0x060400 else "00"
-    log.say(
-        f"pci {device.address}: [{device.vendor:04x}:{device.device:04x}] type {header} class 0x{device.class_code:06x} {device.kind}"
-    )
+    ids = f"[{device.vendor:04x}:{device.device:04x}]"
+    log.say(f"pci {device.address}: {ids} type {header} class 0x{device.class_code:06x} {device.kind}")
     for index, address, size in device.bars:
         width, prefetch = bar_flags(device, address)
         flags = (" 64bit" if width == "64-bit" else "") + (" pref" if prefetch == "prefetchable" else "")
