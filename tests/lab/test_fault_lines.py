@@ -61,6 +61,12 @@ def test_intel_and_unknown_requesters() -> None:
     assert line == "AMD-Vi: Event logged [IO_PAGE_FAULT device=0000:07:00.0 domain=0x0003 address=0x80000040 flags=0x0020]"
 
 
+def test_an_api_mismatch_names_both_versions() -> None:
+    lines = texts(said.api_mismatch("595.71.05", "595.58.03"))
+    assert lines[0] == "NVRM: API mismatch: the client 'nvidia-smi' (pid 4711)"
+    assert "has the version 595.71.05, but this kernel module has the version 595.58.03." in lines[1]
+
+
 def test_fallen_off_at_probe_has_no_xid() -> None:
     lines = texts(said.fallen_off_at_probe(GPU))
     assert lines[1] == "NVRM: (PCI ID: 10de:2bb5) installed in this system has"

@@ -166,11 +166,11 @@ def wpr2_still_up(pci: str, minor: int, index: int = 0) -> list[Line]:
     ]
 
 
-def api_mismatch(client: str, module: str) -> list[Line]:
-    """A user library of another version talked to the kernel module; the text is one message of several lines."""
+def api_mismatch(library: str, module: str, *, client: str = "nvidia-smi", pid: int = 4711) -> list[Line]:
+    """A user library of another version talked to the kernel module; one message of several lines."""
     return [
-        Line(ERR, f"NVRM: API mismatch: the client '{client}' (pid 4711)"),
-        Line(ERR, f"NVRM: has the version {client}, but this kernel module has the version {module}.  Please"),
+        Line(ERR, f"NVRM: API mismatch: the client '{client}' (pid {pid})"),
+        Line(ERR, f"NVRM: has the version {library}, but this kernel module has the version {module}.  Please"),
         Line(ERR, "NVRM: make sure that this kernel module and all NVIDIA driver"),
         Line(ERR, "NVRM: components have the same version."),
     ]
