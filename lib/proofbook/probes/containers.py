@@ -69,11 +69,11 @@ class ContainerState(Probe[ContainerFacts]):
         answers = yield [status_command, *([config_command] if config_command else [])]
         status = _status(spec, answers[0])
         running = status in _RUNNING
-        config = _config(text_of(answers[1])) if config_command else {}
+        unknown: dict[str, str] = {}
+        config = _config(answers[1], unknown) if config_command and status != "absent" else {}
         if running and spec.devices:
             opened, cuda = yield [inside(spec, remote.open_devices(*spec.devices)), inside(spec, remote.cu_init())]
             facts = {"devices": opened, "cuda": cuda}
-        unknown: dict[str, str] = {}
         return ContainerFacts(
             name=spec.name,
             kind=spec.kind,
@@ -82,7 +82,7 @@ class ContainerState(Probe[ContainerFacts]):
             status=status,
             devices=_devices(facts["devices"], unknown) if facts else {},
             cuda=_cuda(facts["cuda"], unknown) if facts else None,
-            starts_at_boot=_starts_at_boot(config) if config_command else None,
+            starts_at_boot=_starts_at_boot(config) if config else None,
             config=config,
             unknown=unknown,
         )
@@ -112,7 +112,7 @@ def _manager(spec: ContainerSpec) -> tuple[Command, Command | None]:
 def _status(spec: ContainerSpec, result: Result) -> str:
     """The manager's word for the state; "absent" when it knows no such container. Raises CannotTell when it fails otherwise."""
     words = f"{result.error_text}\n{result.text}".lower()
-    unknown_name = ("does not exist", "no such object", "no such container", "not found", "no machine", "doesn't exist")
+    unknown_name = ("does not exist", "no such object", "no such container", "no machine", "doesn't exist")
     if result.exit_status not in (0, 126, 127, None) and any(text in words for text in unknown_name):
         # WHY for machinectl: it only knows machines that run, so it cannot tell "stopped" from "never was".
         return "stopped" if spec.kind == "nspawn" else "absent"
@@ -124,8 +124,13 @@ def _status(spec: ContainerSpec, result: Result) -> str:
     return status
 
 
-def _config(text: str) -> dict[str, tuple[str, ...]]:
+def _config(result: Result, unknown: dict[str, str]) -> dict[str, tuple[str, ...]]:
     """``pct config``: ``key: value`` lines; a raw LXC key may come several times (``lxc.cgroup2.devices.allow``)."""
+    try:
+        text = text_of(result)
+    except CannotTell as why:
+        unknown["config"] = str(why)
+        return {}
     found: dict[str, list[str]] = defaultdict(list)
     for line in text.splitlines():
         key, colon, value = line.partition(":")
