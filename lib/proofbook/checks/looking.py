@@ -1,0 +1,56 @@
+"""Small helpers with which checks read observations and word their findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from proofbook.errors import CannotTell
+from proofbook.model import Probe, Seen
+
+__all__ = ["Told", "counted", "join", "short_id", "tell", "well_formed_id"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Told(Generic[T]):
+    """The value of a probe and "", or None and why it is unknown."""
+
+    value: T | None
+    unknown: str
+
+    @property
+    def pair(self) -> tuple[T | None, str]:
+        return self.value, self.unknown
+
+
+def tell(seen: Seen, probe: Probe[T]) -> Told[T]:
+    """What ``probe`` saw, without raising: for checks that can say something even when one of their answers is missing."""
+    try:
+        return Told(seen.value(probe), "")
+    except CannotTell as why:
+        return Told(None, str(why) or "no reason was given")
+
+
+def well_formed_id(text: str) -> bool:
+    """Whether this is a machine-id or boot-id: 32 hex digits, not all alike (a cut or zeroed id identifies nothing)."""
+    return len(text) == 32 and set(text) <= set("0123456789abcdef") and len(set(text)) > 1
+
+
+def short_id(text: str) -> str:
+    """The first digits of an id, enough to tell two apart in a sentence."""
+    return text[:8] or "(empty)"
+
+
+def counted(n: int, one: str, many: str = "") -> str:
+    """``counted(2, "GPU")`` is "2 GPUs"."""
+    return f"{n} {one if n == 1 else many or one + 's'}"
+
+
+def join(items: Iterable[str], at_most: int = 6) -> str:
+    """A readable list that stays short: the first ones, then how many more."""
+    texts: Sequence[str] = list(items)
+    shown = ", ".join(texts[:at_most])
+    return shown + (f" and {len(texts) - at_most} more" if len(texts) > at_most else "")
