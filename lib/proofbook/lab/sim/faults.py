@@ -1,0 +1,220 @@
+"""What can go wrong on a simulated machine, by the ``kind`` of a scenario's ``[[faults]]``.
+
+A fault changes the machine's state when a boot begins (``at_power_on``), or schedules what will happen in it
+(``after_power_on``, ``after_container_start``). Everything else follows: no answer is faked anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from proofbook.errors import LabError
+from proofbook.lab.sim import fault_lines, units
+from proofbook.lab.sim.os_state import Container, Fault, Machine
+from proofbook.lab.sim.render_kernel import interface_name
+
+if TYPE_CHECKING:
+    from proofbook.lab.sim.life import Life
+
+Parameters = dict[str, Any]
+
+
+def at_power_on(life: Life) -> None:
+    """Let the active faults take hold before the kernel starts."""
+    for fault in life.machine.active_faults():
+        if effect := _AT_POWER_ON.get(fault.kind):
+            effect(life.machine, fault.parameters)
+
+
+def after_power_on(life: Life) -> None:
+    """Schedule what the active faults let happen in this boot."""
+    for fault in life.machine.active_faults():
+        if schedule := _AFTER_POWER_ON.get(fault.kind):
+            schedule(life, fault.parameters)
+
+
+def after_container_start(life: Life, container: Container) -> None:
+    """Let the active faults take hold of a container's services before they start."""
+    for fault in life.machine.active_faults():
+        effect = _IN_CONTAINER.get(fault.kind)
+        if effect and fault.parameters["container"] == container.id:
+            effect(life, container, fault.parameters)
+
+
+def known_kinds() -> frozenset[str]:
+    return frozenset({*_AT_POWER_ON, *_AFTER_POWER_ON, *_IN_CONTAINER, *_ON_REBOOT})
+
+
+def validate(fault: Fault) -> Fault:
+    """Raises LabError for a kind or a time that does not exist."""
+    if fault.kind not in known_kinds():
+        raise LabError(f"no such fault: {fault.kind!r}", hint=f"the lab knows {', '.join(sorted(known_kinds()))}")
+    if fault.when not in ("always", "after-reboot"):
+        raise LabError(f"fault {fault.kind!r} has when = {fault.when!r}", hint='it is "always" or "after-reboot"')
+    return fault
+
+
+# --------------------------------------------------------------------------- the hardware, at power-on
+
+
+def _gpu_missing(m: Machine, p: Parameters) -> None:
+    m.hw.pci[p["pci"]].present = False
+
+
+def _iommu_type(m: Machine, p: Parameters) -> None:
+    m.hw.pci[p["pci"]].iommu_type = p["type"]
+
+
+def _iommu_off(m: Machine, p: Parameters) -> None:
+    m.hw.iommu_on = False
+    m.boot.cmdline = f"{m.cmdline} amd_iommu=off iommu=off"
+    for device in m.hw.pci.values():
+        device.iommu_group = None
+
+
+def _vfio(m: Machine, p: Parameters) -> None:
+    device = m.hw.pci[p["pci"]]
+    device.driver, device.iommu_type = "vfio-pci", p.get("iommu_type", device.iommu_type)
+
+
+def _link_width(m: Machine, p: Parameters) -> None:
+    link = m.hw.pci[p["pci"]].link
+    if link is None:
+        raise LabError(f"fault link-width: {p['pci']} has no PCIe link")
+    link.width = p["width"]
+
+
+def _firmware_aer(m: Machine, p: Parameters) -> None:
+    m.hw.os_controls_aer = False
+
+
+def _library_mismatch(m: Machine, p: Parameters) -> None:
+    """The package was upgraded, the initramfs was not: the old module was loaded, the library and the disk are new."""
+    m.hw.nvidia.library_version = m.hw.nvidia.disk_version = p["library"]
+    m.hw.nvidia.disk_srcversion = p["srcversion"]
+
+
+def _smi_error_row(m: Machine, p: Parameters) -> None:
+    gpu = m.hw.gpus[p["pci"]]
+    index = sorted(m.hw.gpus).index(p["pci"])
+    m.hw.nvidia.smi_noise.append((gpu.pci, f"Unable to determine the device handle for GPU{index}: {gpu.pci}: Unknown Error"))
+    gpu.condition = "lost"
+
+
+def _device_denied(m: Machine, p: Parameters) -> None:
+    m.containers[p["container"]].devices[p["path"]] = p.get("errno", "EPERM")
+
+
+def _other_machine(m: Machine, p: Parameters) -> None:
+    m.host.machine_id = p["machine_id"]
+
+
+def _host_key_changed(m: Machine, p: Parameters) -> None:
+    m.host_key = "second"
+
+
+def _write_file(m: Machine, p: Parameters) -> None:
+    units.write(m.system(p.get("container", "")), p["path"], p["text"])
+
+
+_AT_POWER_ON: dict[str, Callable[[Machine, Parameters], None]] = {
+    "gpu-missing": _gpu_missing,
+    "iommu-type": _iommu_type,
+    "iommu-off": _iommu_off,
+    "vfio": _vfio,
+    "link-width": _link_width,
+    "firmware-aer": _firmware_aer,
+    "library-mismatch": _library_mismatch,
+    "smi-error-row": _smi_error_row,
+    "device-denied": _device_denied,
+    "other-machine": _other_machine,
+    "host-key-changed": _host_key_changed,
+    "write-file": _write_file,
+}
+
+
+# ------------------------------------------------------------------------------- what happens later
+
+
+def _kernel_lines(life: Life, p: Parameters) -> None:
+    for i, text in enumerate(p["lines"]):
+        life.at(life.now + p["after_s"] + i * p.get("every_s", 0.001), "kernel", p.get("priority", 4), text)
+
+
+def _gpu_lost(life: Life, p: Parameters) -> None:
+    life.at(life.now + p["after_s"], "gpu_lost", p["pci"])
+
+
+def _page_faults(life: Life, p: Parameters) -> None:
+    """Bursts of ten lines in five seconds, as the kernel's rate limit lets them through, and what it says of the rest."""
+    device = life.machine.hw.pci[p["pci"]]
+    driver, domain = p.get("driver") or device.driver or "pci", (device.iommu_group or 0) + 2
+    for burst in range(p.get("bursts", 1)):
+        start = life.now + p["after_s"] + burst * 5.0
+        lines = fault_lines.suppressed(p["suppressed"]) if burst and p.get("suppressed") else []
+        for i in range(p.get("lines", 10)):
+            address = 0x4D7201180 + 0x1000 * (burst * 64 + i)
+            lines += fault_lines.io_page_fault(driver, device.address, domain, address, write=p.get("write", True))
+        for i, line in enumerate(lines):
+            life.at(start + 0.0001 * i, "kernel", line.priority, line.text)
+
+
+def _nic_fault(life: Life, p: Parameters) -> None:
+    """A network card's own page fault; no GPU has a part in it."""
+    device = life.machine.hw.pci[p["pci"]]
+    lines = fault_lines.nic_fault(device.driver, device.address, interface_name(device), (device.iommu_group or 0) + 2, 0xFFF2A000)
+    for i, line in enumerate(lines):
+        life.at(life.now + p["after_s"] + 0.0001 * i, "kernel", line.priority, line.text)
+
+
+def _missed(life: Life, p: Parameters) -> None:
+    life.at(life.now + p["after_s"], "missed", p["count"])
+
+
+def _rotated(life: Life, p: Parameters) -> None:
+    life.at(life.now + p["after_s"], "vacuum", p["keep_from_s"])
+
+
+_AFTER_POWER_ON: dict[str, Callable[[Life, Parameters], None]] = {
+    "kernel-lines": _kernel_lines,
+    "gpu-lost": _gpu_lost,
+    "page-faults": _page_faults,
+    "nic-fault": _nic_fault,
+    "kernel-messages-missed": _missed,
+    "journal-rotated": _rotated,
+}
+
+
+# ---------------------------------------------------------------------------- services in a container
+
+
+def _crash_loop(life: Life, container: Container, p: Parameters) -> None:
+    container.units[p["unit"]].behaviour = "crash"
+
+
+def _not_answering(life: Life, container: Container, p: Parameters) -> None:
+    container.units[p["unit"]].behaviour = "hang"
+
+
+def _not_enabled(life: Life, container: Container, p: Parameters) -> None:
+    """Not enabled; a person starts it after the boot."""
+    units.disable(container, p["unit"])
+    life.at(life.now + p["started_after_s"], "start_by_hand", container.id, p["unit"])
+
+
+def _started_by_hand(life: Life, container: Container, p: Parameters) -> None:
+    """systemd skips it at boot (its models are not mounted yet); a person runs its command from a shell."""
+    container.units[p["unit"]].behaviour = "skipped"
+    life.at(life.now + p["started_after_s"], "nohup", container.id, p["unit"])
+
+
+_IN_CONTAINER: dict[str, Callable[[Life, Container, Parameters], None]] = {
+    "crash-loop": _crash_loop,
+    "not-answering": _not_answering,
+    "not-enabled": _not_enabled,
+    "started-by-hand": _started_by_hand,
+}
+
+#: Read where a reboot is played.
+_ON_REBOOT = frozenset({"reboot-ignored", "never-comes-back", "slow-boot", "unclean-shutdown"})
