@@ -9,4 +9,15 @@
 from proofbook.signatures.catalog import BadSignature, Signature, SignatureSet, load
 from proofbook.signatures.judge import Judgement, LogContext, LogLine, Moment, SignatureFinding, judge
 
-__all__ = ["BadSignature", "Judgement", "LogContext", "LogLine", "Moment", "Signature", "SignatureFinding", "SignatureSet", "judge", "load"]
+__all__ = [
+    "BadSignature",
+    "Judgement",
+    "LogContext",
+    "LogLine",
+    "Moment",
+    "Signature",
+    "SignatureFinding",
+    "SignatureSet",
+    "judge",
+    "load",
+]

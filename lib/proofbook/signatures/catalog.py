@@ -32,6 +32,10 @@ KINDS: tuple[Kind, ...] = ("fault", "consequence", "detail", "gap", "fact", "ben
 SOURCES = ("kernel", "service", "systemd", "journald", "tool")
 
 
+#: Literals that the judge itself needs to see, whatever the signatures say: counts of what was left out, repeats, tracebacks.
+ALWAYS = (" callbacks suppressed", "message repeated ", "Traceback (most recent call last)")
+
+
 class BadSignature(ValueError):
     """A signature file cannot be used as it stands; the message names the file and the signature."""
 
@@ -204,7 +208,9 @@ def _anchors(where: str, table: Mapping[str, Any]) -> tuple[str, ...]:
         raise BadSignature(f"{where}: no anchors")
     for anchor in anchors:
         if not _ANCHOR.match(anchor) or set(anchor) & {'"', "\\"}:
-            raise BadSignature(f"{where}: the anchor {anchor!r} must be 3 or more printable ASCII characters without quote and backslash")
+            raise BadSignature(
+                f"{where}: the anchor {anchor!r} must be 3 or more printable ASCII characters, no quote, no backslash"
+            )
     return anchors
 
 
@@ -359,9 +365,8 @@ def compile_tables(tables: Mapping[str, Mapping[str, Any]]) -> SignatureSet:
     for matcher in matchers:
         for anchor in matcher.anchors:
             by_anchor[anchor] = (*by_anchor.get(anchor, ()), matcher)
-    for other in (*joins, *suspicions):
-        for anchor in other.anchors:
-            by_anchor.setdefault(anchor, ())
+    for anchor in [a for j in joins for a in j.anchors] + [a for s in suspicions for a in s.anchors] + list(ALWAYS):
+        by_anchor.setdefault(anchor, ())
     return SignatureSet(signatures, tuple(matchers), tuple(joins), suppressions, tuple(suspicions), tuple(by_anchor), by_anchor)
 
 

@@ -13,9 +13,11 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import islice
 
 from proofbook.model import Suggested, Verdict, pci_address, worst
 from proofbook.signatures.catalog import Signature, SignatureSet, load
+from proofbook.signatures.prefilter import prefilter
 
 #: Lines kept of one finding: the first ones and the last ones.
 FIRST_LINES, LAST_LINES = 4, 2
@@ -26,6 +28,8 @@ CHAIN_S = 900.0
 #: How far apart (lines) the parts of a split message, or of one GPU's failed initialisation, may be.
 JOIN_LINES, INIT_LINES = 12, 400
 UNKNOWN_SAMPLES = 10
+#: Lines that are filtered together.
+BATCH = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +54,15 @@ class LogLine:
 class LogContext:
     """What is known besides the log.
 
-    ``gpus``: the PCI addresses of the GPUs; empty: learn them from the log. ``iommu``: type of the iommu group by PCI address,
+    ``gpus``: the PCI addresses of the GPUs; empty: learn them from the log. ``passthrough``: those that are meant for
+    another driver (vfio-pci). ``iommu``: type of the iommu group by PCI address,
     an empty mapping when there are no groups, None when nobody looked. ``aer_native``: does the operating system own AER.
     ``gaps``: why the log is incomplete, as its reader found. ``boot_id``, ``unit``, ``invocation``, ``since``, ``until``,
     ``since_s``, ``until_s`` (seconds since boot) restrict the judgement; with a window, "the log starts late" is no gap.
     """
 
     gpus: frozenset[str] = frozenset()
+    passthrough: frozenset[str] = frozenset()
     iommu: Mapping[str, str] | None = None
     aer_native: bool | None = None
     gaps: tuple[str, ...] = ()
@@ -123,7 +129,7 @@ class Judgement:
     unknown_samples: tuple[str, ...]
     benign: Mapping[str, int]
     facts: Mapping[str, int]
-    lines: int  # lines held against the signatures (after the pre-filter, when there is one)
+    lines: int  # lines that the log has
     gpus: tuple[str, ...]  # PCI addresses known to be GPUs, from the context and the log
 
     @property
@@ -141,11 +147,9 @@ class Judgement:
 
 
 def judge(lines: Iterable[LogLine], *, context: LogContext | None = None, signatures: SignatureSet | None = None) -> Judgement:
-    """Judge lines that were already read. For whole files use :mod:`proofbook.signatures.streams`, which filters first."""
+    """Judge lines that were already read. Whole files: :mod:`proofbook.signatures.streams`."""
     judging = Judging(signatures or load(), context or LogContext())
-    for line in lines:
-        judging.feed(line)
-    return judging.finish()
+    return judging.judge_all(lines)
 
 
 # ------------------------------------------------------------------------------------------------ the working parts
@@ -223,9 +227,18 @@ _REPEATED = re.compile(r"^message repeated (\d+) times: \[ ?(.*)\]$")
 _SUPPRESSED = re.compile(r"(?:^|\s)(?P<function>\w+): (?P<count>\d+) callbacks suppressed")
 _RM_INDEX = re.compile(r"NVRM: GPU(\d+) ")
 _INIT_NAMED = re.compile(r"NVRM: GPU (?P<pci>[0-9a-fA-F:.]+): (?:RmInitAdapter|rm_init_adapter) failed")
-_CLASS = re.compile(r"pci (?P<pci>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): \[(?P<vendor>[0-9a-f]{4}):[0-9a-f]{4}\] type \S+ class 0x(?P<class>[0-9a-f]{6})")
-_NVRM_DEVICE = re.compile(r"NVRM: GPU at PCI:(?P<pci>[0-9a-fA-F:.]+): GPU-|NVRM: Xid \(PCI:(?P<xid>[0-9a-fA-F:.]+)|NVRM: GPU (?P<gpu>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])|^nvidia (?P<bound>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]):")
-_OTHER_DRIVER = re.compile(r"^(?P<driver>[a-z][\w-]*) (?P<pci>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]):")
+_BDF = r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+_CLASS = re.compile(
+    rf"pci (?P<pci>{_BDF}): \[(?P<vendor>[0-9a-f]{{4}}):[0-9a-f]{{4}}\] type \S+ class 0x(?P<class>[0-9a-f]{{6}})"
+)
+_NVRM_DEVICE = re.compile(
+    r"NVRM: GPU at PCI:(?P<pci>[0-9a-fA-F:.]+): GPU-"
+    r"|NVRM: Xid \(PCI:(?P<xid>[0-9a-fA-F:.]+)"
+    rf"|NVRM: GPU (?P<gpu>{_BDF})"
+    rf"|NVRM: The NVIDIA GPU (?P<probed>{_BDF})"
+    rf"|^nvidia (?P<bound>{_BDF}):"
+)
+_OTHER_DRIVER = re.compile(rf"^(?P<driver>[a-z][\w-]*) (?P<pci>{_BDF}):")
 #: Prefixes that name no owner: the PCI core, its services, and passthrough (which may well hold a GPU).
 _NO_OWNER = {"pci", "pcieport", "vfio-pci", "iommu", "nvidia", "shpchp", "pcie_mp2_amd"}
 _TRACEBACK = "Traceback (most recent call last):"
@@ -261,6 +274,26 @@ class Judging:
 
     # ------------------------------------------------------------------------------------------ feeding
 
+    def judge_all(self, lines: Iterable[LogLine]) -> Judgement:
+        """Feed all lines that the filter lets through, and finish."""
+        candidates = prefilter(self.signatures.anchors)
+        total, n = 0, 0
+        numbered = iter(lines)
+        while batch := list(islice(numbered, BATCH)):
+            ours = []
+            for line in batch:
+                n = line.n or n + 1
+                if self._in_scope(line):
+                    ours.append(line if line.n else replace(line, n=n))
+            if ours and not total:
+                self.begins_with(ours[0])
+            total += len(ours)
+            # WHY: a message may hold newlines; its parts are told apart by feed(), and must count as one line here.
+            folded = "\n".join(line.text.replace("\n", "\v") for line in ours).encode("utf-8", "replace")
+            for at, _, _, anchors in candidates.lines(folded):
+                self.feed(ours[at], anchors)
+        return self.finish(lines=total)
+
     def feed(self, line: LogLine, hint: Iterable[str] | None = None) -> None:
         """One more line. ``hint``: the anchors that the pre-filter saw in it (None: not filtered)."""
         self._n = line.n or self._n + 1
@@ -274,6 +307,12 @@ class Judging:
                     self._one(replace(line, text=part), None)
             return
         self._one(line, hint)
+
+    def begins_with(self, line: LogLine) -> None:
+        """The log's first line, told once before any other, where the filter may keep it back."""
+        if line.source in ("kernel", "") and self._first_kernel is None and self._in_scope(line):
+            self._first_kernel = line
+            self._kernel_lines += line.source == "kernel"
 
     def _in_scope(self, line: LogLine) -> bool:
         c = self.context
@@ -291,7 +330,7 @@ class Judging:
     def _one(self, line: LogLine, hint: Iterable[str] | None) -> None:
         self._lines += 1
         if line.source in ("kernel", ""):
-            self._kernel_lines += 1
+            self._kernel_lines += line.source == "kernel"
             if self._first_kernel is None:
                 self._first_kernel = line
             self._learn(line.text)
@@ -386,6 +425,8 @@ class Judging:
         self._note_suppression(line)
         found = self.signatures.match(line.text, line.source, hint)
         real = [f for f in found if f[0].kind != "benign"] or found
+        if not line.source and any("kernel" in s.sources for s, _ in real):
+            self._kernel_lines += 1
         for signature, match in real:
             self._record(signature, match, line, weight)
         if not real:
@@ -420,7 +461,8 @@ class Judging:
 
     def _record(self, signature: Signature, match: re.Match[str], line: LogLine, weight: int) -> None:
         groups = {k: v for k, v in match.groupdict().items() if v is not None}
-        if signature.kind == "benign":
+        meant = "passthrough" in signature.tags and 0 < int(groups.get("devices", 0)) <= len(self.context.passthrough)
+        if signature.kind == "benign" or meant:
             self._benign[signature.id] = self._benign.get(signature.id, 0) + weight
             return
         if signature.kind == "fact":
@@ -510,8 +552,13 @@ class Judging:
 
     # ---------------------------------------------------------------------------------------------- finishing
 
-    def finish(self) -> Judgement:
-        """Close what is open, find the causes, and say what the log cannot show."""
+    def finish(self, *, lines: int = 0, gaps: Iterable[str] = ()) -> Judgement:
+        """Close what is open, find the causes, and say what the log cannot show.
+
+        ``lines``: how many lines the log has, where only some were fed; ``gaps``: holes that its reader found.
+        """
+        for gap in gaps:
+            self._gap(gap)
         for key in list(self._open):
             self._close(key)
         for group in self._pending.values():
@@ -528,7 +575,7 @@ class Judging:
             unknown_samples=tuple(self._samples),
             benign=dict(self._benign),
             facts=dict(self._facts),
-            lines=self._lines,
+            lines=max(lines, self._lines),
             gpus=tuple(sorted(self._gpus)),
         )
 
@@ -602,7 +649,7 @@ class Judging:
             reason=_reason(words, group, count, cause, codes),
             action=action,
             code=codes[0] if codes else "",
-            lines=tuple([*group.head, *group.recent]),
+            lines=(*group.head, *group.recent),
             what_to_do=what,
             kind=signature.kind,
             codes=codes,
@@ -688,10 +735,10 @@ def _may_cause(earlier: _Group, later: _Group) -> bool:
     a, b = earlier.first, later.first
     if earlier.source == later.source:
         return a.n <= b.n
-    for ours, theirs in ((a.time, b.time), (a.monotonic_s, b.monotonic_s)):
-        if ours is not None and theirs is not None:
-            gap = (theirs - ours).total_seconds() if isinstance(ours, datetime) and isinstance(theirs, datetime) else theirs - ours  # type: ignore[operator]
-            return 0 <= gap <= CHAIN_S
+    if a.time is not None and b.time is not None:
+        return 0 <= (b.time - a.time).total_seconds() <= CHAIN_S
+    if a.monotonic_s is not None and b.monotonic_s is not None:
+        return 0 <= b.monotonic_s - a.monotonic_s <= CHAIN_S
     return a.n <= b.n
 
 
@@ -701,6 +748,7 @@ def _reason(words: str, group: _Group, count: int, cause: _Group | None, codes: 
     if group.suppressed:
         times += f", {group.suppressed} of them suppressed by the kernel"
     said = f", code {', '.join(codes)}" if codes else ""
-    after = f" Caused by {cause.signature.id}{' on ' + cause.device if cause.device and cause.device != group.device else ''}." if cause else ""
+    elsewhere = f" on {cause.device}" if cause and cause.device and cause.device != group.device else ""
+    after = f" Caused by {cause.signature.id}{elsewhere}." if cause else ""
     tail = f" It ends in: {group.tail}" if group.tail else ""
     return f"{where}{words} ({times}{said}){after}{tail}"

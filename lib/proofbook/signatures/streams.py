@@ -1,0 +1,142 @@
+"""Judge whole logs, filtered first: journal JSON and plain text, from a buffer or from a file of any size.
+
+One line in some hundreds is worth a look; the pre-filter finds these in the buffer as a whole, and only they are decoded and
+held against the exact patterns. The first and the last line are always read, for what they tell about the log's ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import BinaryIO
+
+from proofbook.signatures.catalog import SignatureSet, load
+from proofbook.signatures.formats import read_journal_line, read_line
+from proofbook.signatures.judge import Judgement, Judging, LogContext
+from proofbook.signatures.prefilter import CHUNK, Prefilter, chunks, prefilter
+
+#: Lines whose message is no plain string: always decoded, because no anchor can be found in an array of byte values.
+JOURNAL_ALWAYS = ('"MESSAGE":[', '"MESSAGE" : [', '"MESSAGE": [', '"MESSAGE":null', '"MESSAGE" : null', '"MESSAGE": null')
+
+
+@dataclass(slots=True)
+class _Ends:
+    """How a log begins and ends, kept while it streams by."""
+
+    lines: int = 0
+    last: bytes = b""
+    unterminated: bool = False
+    zeros: bool = False
+    null_messages: int = 0
+    damaged: int = 0
+    gaps: list[str] = field(default_factory=list)
+
+
+def judge_text(
+    data: bytes | Iterable[bytes],
+    *,
+    context: LogContext | None = None,
+    signatures: SignatureSet | None = None,
+    engine: str = "",
+    year: int | None = None,
+) -> Judgement:
+    """Judge a text log: a buffer, or stretches of whole lines (see :func:`read_stretches`)."""
+    return _Stream(signatures or load(), context or LogContext(), engine, json=False, year=year).run(data)
+
+
+def judge_journal_json(
+    data: bytes | Iterable[bytes], *, context: LogContext | None = None, signatures: SignatureSet | None = None, engine: str = ""
+) -> Judgement:
+    """Judge the output of ``journalctl -o json``: a buffer, or stretches of whole lines."""
+    return _Stream(signatures or load(), context or LogContext(), engine, json=True, year=None).run(data)
+
+
+def read_stretches(file: BinaryIO, size: int = CHUNK) -> Iterator[bytes]:
+    """A file in stretches of whole lines; memory holds one stretch at a time. A longer line comes in one piece up to 64 MiB."""
+    rest = b""
+    while True:
+        block = file.read(size)
+        if not block:
+            if rest:
+                yield rest
+            return
+        newline = block.rfind(b"\n")
+        if newline < 0 and len(rest) < 4 * size:
+            rest += block
+            continue
+        yield rest + block[: newline + 1]
+        rest = block[newline + 1 :]
+
+
+class _Stream:
+    def __init__(self, signatures: SignatureSet, context: LogContext, engine: str, *, json: bool, year: int | None) -> None:
+        self.judging = Judging(signatures, context)
+        anchors = signatures.anchors + (JOURNAL_ALWAYS if json else ())
+        self.filter: Prefilter = prefilter(anchors, engine)
+        self.json, self.year = json, year
+        self.ends = _Ends()
+
+    def run(self, data: bytes | Iterable[bytes]) -> Judgement:
+        stretches = [data] if isinstance(data, bytes) else data
+        for stretch in stretches:
+            for _, piece in chunks(stretch):
+                self._piece(piece)
+        self._finish_ends()
+        return self.judging.finish(lines=self.ends.lines, gaps=self.ends.gaps)
+
+    def _piece(self, data: bytes) -> None:
+        ends = self.ends
+        if not ends.lines:
+            first = data[: data.find(b"\n") if b"\n" in data else len(data)]
+            self._edge(first)
+        for number, start, end, anchors in self.filter.lines(data):
+            if self.json:
+                self._journal(data[start:end], ends.lines + number + 1, anchors)
+            else:
+                self._text(data[start:end], ends.lines + number + 1, anchors)
+        ends.unterminated = not data.endswith(b"\n")
+        ends.lines += data.count(b"\n") + ends.unterminated
+        ends.zeros = ends.zeros or b"\x00\x00\x00\x00" in data
+        cut = data.rfind(b"\n", 0, len(data) - 1) + 1
+        ends.last = data[cut:]
+
+    def _edge(self, raw: bytes) -> None:
+        """The log's first line, for when it begins; it is judged only if the filter lets it through as well."""
+        try:
+            line = read_journal_line(raw) if self.json else read_line(raw.decode("utf-8", "backslashreplace"), self.year)
+        except ValueError:
+            return
+        if line is not None:
+            self.judging.begins_with(line)
+
+    def _text(self, raw: bytes, n: int, anchors: tuple[str, ...] | None) -> None:
+        line = read_line(raw.decode("utf-8", "backslashreplace"), self.year)
+        self.judging.feed(replace(line, n=n), anchors)
+
+    def _journal(self, raw: bytes, n: int, anchors: tuple[str, ...] | None) -> None:
+        if not raw.strip():
+            return
+        try:
+            line = read_journal_line(raw)
+        except ValueError:
+            self.ends.damaged += 1
+            return
+        if line is None:
+            self.ends.null_messages += 1
+            return
+        # The anchors were seen in the raw line: JSON escapes, byte arrays and other fields make them a hint for the line, not
+        # for the message.
+        self.judging.feed(replace(line, n=n), None)
+
+    def _finish_ends(self) -> None:
+        ends = self.ends
+        if ends.null_messages:
+            ends.gaps.append(
+                f"{ends.null_messages} messages were too large for this output and are missing (journalctl --all shows them)"
+            )
+        if ends.damaged:
+            ends.gaps.append(f"{ends.damaged} lines are no whole journal entries")
+        if ends.zeros:
+            ends.gaps.append("the log holds a run of zero bytes: it was being written when the machine went down hard")
+        elif ends.unterminated and ends.lines > 20:
+            ends.gaps.append("the log ends in the middle of a line")
