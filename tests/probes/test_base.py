@@ -113,14 +113,30 @@ def test_a_gather_that_loses_results_is_a_programming_error(echo: Any) -> None:
         drive([Chain(("a",))], lambda commands: [])
 
 
-def test_what_sudo_refuses_is_asked_again_without_root(machine: Any) -> None:
-    machine.on("uname", stdout="6.8").on("dmesg", stderr="sudo: a password is required\n", status=1)
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        {"stderr": "sudo: a password is required\n", "status": 1},
+        {"stderr": "sudo: a password is required\n", "status": None, "trouble": "it needs root, and `sudo -n` refuses: …"},
+        {"stderr": "sh: 1: sudo: not found\n", "status": None, "trouble": "it needs root, and `sudo -n` refuses: …"},
+    ],
+)
+def test_what_sudo_refuses_is_asked_again_without_root(machine: Any, refusal: dict[str, Any]) -> None:
+    machine.on("uname", stdout="6.8").on("dmesg", **refusal)
     value = machine.value(AsRoot())
     assert [[(c.argv[0], c.root) for c in batch] for batch in machine.rounds] == [
         [("dmesg", True), ("uname", False)],
         [("dmesg", False)],
     ]
     assert [r.command.argv[0] for r in value] == ["dmesg", "uname"]
+
+
+def test_what_root_could_not_finish_is_not_asked_again(machine: Any) -> None:
+    machine.on("uname", stdout="6.8").on(
+        "dmesg", status=None, trouble="it did not finish within 20 s and was ended", timed_out=True
+    )
+    machine.value(AsRoot())
+    assert len(machine.rounds) == 1
 
 
 def test_inside_a_container_only_root_may_go() -> None:
@@ -147,3 +163,11 @@ def test_why_a_command_has_no_answer(machine: Any, said: dict[str, Any], reason:
     (result,) = machine.gather([command("frob", root=True)])
     with pytest.raises(CannotTell, match=reason):
         text_of(result)
+
+
+def test_a_reason_does_not_drown_in_a_long_word(machine: Any) -> None:
+    machine.on("frob", status=3, stderr="no\n")
+    (result,) = machine.gather([command("frob", "--property=" + "A," * 200, "x")])
+    with pytest.raises(CannotTell) as why:
+        text_of(result)
+    assert len(str(why.value)) < 120 and str(why.value).endswith("… x` ended with exit status 3: no")

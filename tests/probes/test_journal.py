@@ -46,7 +46,7 @@ def test_what_is_asked(unit: Any) -> None:
     show, journal = machine.asked()
     assert show.argv[:6] == ("pct", "exec", "102", "--", "systemctl", "show")
     ours = (f"_SYSTEMD_INVOCATION_ID={RUN}", "+", f"INVOCATION_ID={RUN}", "+", f"OBJECT_SYSTEMD_INVOCATION_ID={RUN}")
-    assert journal.argv == ("pct", "exec", "102", "--", "journalctl", "-o", "json", "--no-pager", *ours)
+    assert journal.argv == ("pct", "exec", "102", "--", "journalctl", "--all", "-o", "json", "--no-pager", *ours)
 
 
 @pytest.mark.parametrize(

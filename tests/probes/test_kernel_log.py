@@ -130,6 +130,11 @@ def test_a_partly_hidden_journal_is_not_whole(host: Any) -> None:
     assert "not all entries may be read: You are currently not seeing" in log.gaps[0]
 
 
+def test_an_entirely_hidden_journal_says_that_it_is_hidden(host: Any) -> None:
+    hint = "Hint: You are currently not seeing messages from other users and the system.\n"
+    assert "not all entries may be read" in host(stdout="", stderr=hint).unknown(KernelLog())
+
+
 def test_sudo_refused_is_asked_again_without_root(host: Any) -> None:
     machine = host(LINES, RING)
     machine.on("dmesg", stderr="sudo: a password is required\n", status=1)

@@ -103,8 +103,10 @@ def prefer_root(*commands: Command) -> Generator[Sequence[Command], Sequence[Res
 
 
 def _sudo_refused(result: Result) -> bool:
-    """sudo said no, or is not there at all."""
-    return result.exit_status not in (0, None) and result.error_text.startswith(("sudo:", "sh: sudo:", "sh: 1: sudo:"))
+    """sudo said no, or is not there: as the transport found out, or by sudo's own word."""
+    if result.exit_status is None:
+        return result.command.root and "sudo" in result.trouble
+    return result.exit_status != 0 and result.error_text.startswith("sudo:")
 
 
 def said(result: Result) -> str:
@@ -120,4 +122,6 @@ def text_of(result: Result, *allowed: int) -> str:
         raise CannotTell(f"`{program}` needs root, and sudo refused: {said(result)}")
     if result.exit_status == 127:
         raise CannotTell(f"`{program}` is not there: {said(result) or 'exit status 127'}")
-    return result.expect(*allowed)
+    # A reason quotes the command: a program or a list of forty properties as one of its words would drown it.
+    words = tuple(word if len(word) <= 60 else f"{word[:40]}…" for word in result.command.argv)
+    return replace(result, command=replace(result.command, argv=words)).expect(*allowed)

@@ -97,7 +97,7 @@ class UnitJournal(Probe[UnitLog]):
         if not run:
             raise CannotTell(f"{self.unit} has not been started since the boot, so it has no journal of its own")
         matches = (f"_SYSTEMD_INVOCATION_ID={run}", "+", f"INVOCATION_ID={run}", "+", f"OBJECT_SYSTEMD_INVOCATION_ID={run}")
-        asked = command("journalctl", "-o", "json", "--no-pager", *matches, timeout_s=60, root=True)
+        asked = command("journalctl", "--all", "-o", "json", "--no-pager", *matches, timeout_s=60, root=True)
         (answer,) = yield from prefer_root(inside(self.container, asked))
         read = read_entries(answer)
         gaps = (*read.gaps, *lost_messages(read.entries), *_what_the_unit_hides(state, read.entries))

@@ -161,7 +161,7 @@ def _from_journal(journal: _Source, which: str) -> KernelMessages:
     if journal.unknown:
         raise CannotTell(journal.unknown)
     if not journal.lines:
-        raise CannotTell(f"the journal holds no kernel line of boot {which}")
+        raise CannotTell("; ".join((f"the journal holds no kernel line of boot {which}", *journal.gaps)))
     if len(journal.boot_ids) != 1:
         raise CannotTell(f"the journal answered with lines of {len(journal.boot_ids)} boots where one was asked for")
     answered = boot_id(next(iter(journal.boot_ids)))
@@ -173,7 +173,7 @@ def _from_journal(journal: _Source, which: str) -> KernelMessages:
 def _current_boot(journal: _Source, ring: _Source, current: str) -> KernelMessages:
     """The current boot: the journal where it can be had, with what only the ring buffer holds; else the ring buffer."""
     if journal.unknown or not journal.lines:
-        why = journal.unknown or "the journal holds no kernel line of this boot"
+        why = journal.unknown or "; ".join(("the journal holds no kernel line of this boot", *journal.gaps))
         if ring.unknown:
             raise CannotTell(f"{why}; {ring.unknown}")
         return _from_ring(ring, current, why)
