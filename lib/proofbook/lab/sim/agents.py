@@ -81,7 +81,9 @@ def _open_devices(ctx: Context, paths: list[str]) -> Answer:
 
 def _why_not(ctx: Context, node: FileNode) -> str:
     if node.error:
-        return {"EPERM": "Operation not permitted", "EIO": "Input/output error", "ENXIO": "No such device or address"}.get(node.error, node.error)
+        return {"EPERM": "Operation not permitted", "EIO": "Input/output error", "ENXIO": "No such device or address"}.get(
+            node.error, node.error
+        )
     return "" if ctx.tree.may(node, 4) and ctx.tree.may(node, 2) else "Permission denied"
 
 

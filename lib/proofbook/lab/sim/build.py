@@ -24,13 +24,27 @@ _MULTI_USER = "\n[Install]\nWantedBy=multi-user.target\n"
 #: Units of a host: (name, description, seconds after the kernel's start, type, command, enabled by an [Install] section).
 _HOST_UNITS: tuple[tuple[str, str, float | None, str, str, bool], ...] = (
     ("systemd-journald.service", "Journal Service", 4.2, "notify", "/usr/lib/systemd/systemd-journald", False),
-    ("systemd-udevd.service", "Rule-based Manager for Device Events and Files", 4.6, "notify", "/usr/lib/systemd/systemd-udevd", False),
+    (
+        "systemd-udevd.service",
+        "Rule-based Manager for Device Events and Files",
+        4.6,
+        "notify",
+        "/usr/lib/systemd/systemd-udevd",
+        False,
+    ),
     ("systemd-modules-load.service", "Load Kernel Modules", 4.8, "oneshot", "/usr/lib/systemd/systemd-modules-load", False),
     ("zfs-mount.service", "Mount ZFS filesystems", 8.1, "oneshot", "/sbin/zfs mount -a", True),
     ("dbus.service", "D-Bus System Message Bus", 9.0, "notify", "/usr/bin/dbus-daemon --system --nofork", False),
     ("systemd-logind.service", "User Login Management", 9.2, "notify", "/usr/lib/systemd/systemd-logind", False),
     ("chrony.service", "chrony, an NTP client/server", 9.4, "forking", "/usr/sbin/chronyd -F 1", True),
-    ("nvidia-persistenced.service", "NVIDIA Persistence Daemon", 19.0, "forking", "/usr/bin/nvidia-persistenced --user nvpd", True),
+    (
+        "nvidia-persistenced.service",
+        "NVIDIA Persistence Daemon",
+        19.0,
+        "forking",
+        "/usr/bin/nvidia-persistenced --user nvpd",
+        True,
+    ),
     ("ssh.service", "OpenBSD Secure Shell server", 20.5, "notify", "/usr/sbin/sshd -D", True),
     ("cron.service", "Regular background program processing daemon", 21.0, "simple", "/usr/sbin/cron -f", True),
     ("pve-cluster.service", "The Proxmox VE cluster filesystem", 21.4, "forking", "/usr/bin/pmxcfs", True),
@@ -131,7 +145,7 @@ def _host_files(host: System, table: dict[str, Any]) -> None:
 
 
 def _container(table: dict[str, Any], seed: str, board: Hardware) -> Container:
-    devices = {path: "" for path in table["devices"]}
+    devices = dict.fromkeys(table["devices"], "")
     container = Container(
         name=table["id"],
         hostname=table["hostname"],
@@ -151,9 +165,19 @@ def _container(table: dict[str, Any], seed: str, board: Hardware) -> Container:
 
 def _pct_config(table: dict[str, Any], board: Hardware) -> str:
     """What ``pct config`` prints: keys in alphabetical order, the raw lxc lines last."""
-    lines = ["arch: amd64", "cores: 64", "features: nesting=1", f"hostname: {table['hostname']}", "memory: 393216",
-             "mp0: /tank/models,mp=/models", "net0: name=eth0,bridge=vmbr0,hwaddr=BC:24:11:5E:02:66,ip=10.20.30.174/24,gw=10.20.30.1,type=veth",
-             f"onboot: {int(table.get('onboot', True))}", "ostype: ubuntu", f"rootfs: local-zfs:subvol-{table['id']}-disk-0,size=256G", "swap: 0"]  # fmt: skip
+    lines = [
+        "arch: amd64",
+        "cores: 64",
+        "features: nesting=1",
+        f"hostname: {table['hostname']}",
+        "memory: 393216",
+        "mp0: /tank/models,mp=/models",
+        "net0: name=eth0,bridge=vmbr0,hwaddr=BC:24:11:5E:02:66,ip=10.20.30.174/24,gw=10.20.30.1,type=veth",
+        f"onboot: {int(table.get('onboot', True))}",
+        "ostype: ubuntu",
+        f"rootfs: local-zfs:subvol-{table['id']}-disk-0,size=256G",
+        "swap: 0",
+    ]
     for major in (195, board.nvidia.uvm_major, board.nvidia.caps_major):
         lines.append(f"lxc.cgroup2.devices.allow: c {major}:* rwm")
     lines += [f"lxc.mount.entry: {p} {p[1:]} none bind,optional,create=file" for p in table["devices"]]

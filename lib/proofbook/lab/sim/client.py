@@ -26,8 +26,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -38,8 +38,21 @@ from proofbook.lab.sim import scenario as scenario_files
 from proofbook.lab.sim.clock import SharedClock
 from proofbook.lab.sim.scenario import Expectation
 
-__all__ = ["Endpoint", "Expectation", "LabClock", "LabStatus", "ScenarioInfo", "ensure", "expectations", "folder", "host_table", "reset",
-           "scenarios", "status", "stop", "unknown_commands"]  # fmt: skip
+__all__ = [
+    "Endpoint",
+    "Expectation",
+    "LabClock",
+    "ScenarioInfo",
+    "ensure",
+    "expectations",
+    "folder",
+    "host_table",
+    "reset",
+    "scenarios",
+    "status",
+    "stop",
+    "unknown_commands",
+]
 
 #: How long a process may take to serve (real seconds); it takes well under one.
 _START_S = 30.0
@@ -64,25 +77,16 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioInfo:
-    name: str
-    title: str
-    wrong: str  # "" when nothing is
-    runbooks: tuple[str, ...]  # the runbooks that it has expectations for
-
-
-@dataclass(frozen=True, slots=True)
-class LabStatus:
-    """One machine that runs now."""
+    """One scenario as a list shows it."""
 
     scenario: str
-    port: int
-    pid: int
-    started_at: datetime  # real time
-    now: datetime  # the lab's clock
-    reachable: bool
-    boot_id: str
-    requested_boots: int
-    state_dir: Path
+    title: str
+    wrong: str  # one sentence
+    runbooks: Mapping[str, Expectation]
+
+    def as_json(self) -> dict[str, Any]:
+        """{"scenario", "title", "wrong", "runbooks": {name: {"parameters", "verdict", "status", "exit_code"}}}"""
+        return asdict(self)
 
 
 class LabClock:
@@ -116,7 +120,7 @@ class LabClock:
 def scenarios() -> list[ScenarioInfo]:
     """What there is to play, by name."""
     found = (scenario_files.load(name) for name in scenario_files.names())
-    return [ScenarioInfo(s.name, s.title, s.wrong, tuple(s.expect)) for s in found]
+    return [ScenarioInfo(s.name, s.title, s.wrong, s.expect) for s in found]
 
 
 def host_table(scenario: str) -> dict[str, Any]:
@@ -204,19 +208,31 @@ def reset(scenario: str | None = None) -> list[str]:
     return names
 
 
-def status() -> list[LabStatus]:
-    """The machines that run now, by name."""
-    found = []
+def status() -> list[dict[str, Any]]:
+    """The machines that run now, by name: port, pid, started_at (real time), now (the lab's clock), reachable, boot_id, …"""
+    running = []
     for name in _present():
         home = folder(name)
         about = _alive(home)
         if about:
             answer = about["answer"]
-            found.append(
-                LabStatus(name, about["port"], about["pid"], datetime.fromisoformat(about["started_at"]),
-                          datetime.fromtimestamp(answer["now"], UTC), answer["reachable"], answer["boot_id"], answer["requested_boots"], home)
-            )  # fmt: skip
-    return found
+            now = datetime.fromtimestamp(answer["now"], UTC).isoformat(timespec="seconds")
+            running.append(
+                {
+                    "scenario": name,
+                    "address": "127.0.0.1",
+                    "port": about["port"],
+                    "pid": about["pid"],
+                    "started_at": about["started_at"],
+                    "now": now,
+                    "reachable": answer["reachable"],
+                    "boot_id": answer["boot_id"],
+                    "requested_boots": answer["requested_boots"],
+                    "connections": answer["connections"],
+                    "state_dir": str(home),
+                }
+            )
+    return running
 
 
 # ------------------------------------------------------------------------------------------- inside
@@ -234,7 +250,9 @@ def _locked(home: Path) -> Iterator[None]:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise LabError(f"the lab's folder {home} cannot be used: {error}", hint="set PROOFBOOK_LAB_DIR to a folder that can be written") from error
+        raise LabError(
+            f"the lab's folder {home} cannot be used: {error}", hint="set PROOFBOOK_LAB_DIR to a folder that can be written"
+        ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -332,7 +350,9 @@ def _ask(home: Path, request: dict[str, Any], *, timeout_s: float) -> dict[str, 
                 data += chunk
             answer = json.loads(data)
     except (OSError, ValueError) as error:
-        raise LabError(f"the lab machine in {home} does not answer: {error}", hint="`proofbook lab status` says what runs") from error
+        raise LabError(
+            f"the lab machine in {home} does not answer: {error}", hint="`proofbook lab status` says what runs"
+        ) from error
     finally:
         os.close(descriptor)
     return answer if isinstance(answer, dict) else {}
@@ -350,8 +370,14 @@ def _start(home: Path, data: dict[str, Any]) -> None:
     with (home / "log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "proofbook.lab.sim.server", str(home), str(writable)],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=(writable,), env=environment, cwd=home,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=(writable,),
+            env=environment,
+            cwd=home,
+        )
     os.close(writable)
     try:
         said = _read_line(readable, _START_S)
@@ -362,7 +388,9 @@ def _start(home: Path, data: dict[str, Any]) -> None:
             process.kill()
         process.wait()
         tail = (home / "log").read_text(errors="replace").strip().splitlines()[-3:]
-        raise LabError(f"the lab machine did not start: {said.removeprefix('failed ') or ' / '.join(tail)}", hint=f"see {home / 'log'}")
+        raise LabError(
+            f"the lab machine did not start: {said.removeprefix('failed ') or ' / '.join(tail)}", hint=f"see {home / 'log'}"
+        )
 
 
 def _read_line(descriptor: int, timeout_s: float) -> str:

@@ -14,7 +14,7 @@ from proofbook.lab.sim.journalctl import journalctl
 from proofbook.lab.sim.os_state import Container, System
 from proofbook.lab.sim.render_nvidia import nvidia_smi
 from proofbook.lab.sim.render_pci import lspci
-from proofbook.lab.sim.shell import Answer, Context, Handler, Shell, said
+from proofbook.lab.sim.shell import Answer, Context, Handler, Shell, said, write_file
 from proofbook.lab.sim.systemctl import systemctl
 
 _HOST_ONLY = ("pct", "lspci", "modinfo", "pveversion")
@@ -30,7 +30,11 @@ def make_shell() -> Shell:
         if words[:1] == ["-lc"]:
             words[0] = "-c"
         if words[:1] != ["-c"] or len(words) < 2:
-            return await shell.run_text(ctx, ctx.stdin.decode("utf-8", "replace")) if not words else said(error=f"{argv[0]}: 0: cannot open {words[0]}\n", status=2)
+            return (
+                await shell.run_text(ctx, ctx.stdin.decode("utf-8", "replace"))
+                if not words
+                else said(error=f"{argv[0]}: 0: cannot open {words[0]}\n", status=2)
+            )
         if program := agents.recognise(words[1]):
             return await _awaited(program(ctx, words[3:]))
         return await shell.run_text(replace(ctx, env=dict(ctx.env), positional=tuple(words[2:]) or ("sh",)), words[1])
@@ -87,11 +91,34 @@ def make_shell() -> Shell:
 
     table: dict[str, Handler] = {
         **coreutils.COMMANDS,
-        "sh": sh, "bash": sh, "dash": sh, "python3": python3, "sudo": sudo, "timeout": timeout, "nice": prefixed, "ionice": prefixed,
-        "setsid": prefixed, "stdbuf": prefixed, "env": prefixed, "command": command, "type": command, "xargs": xargs, "pct": pct,
-        "journalctl": journalctl, "systemctl": systemctl, "nvidia-smi": _nvidia_smi, "lspci": _lspci, "modinfo": _modinfo, "dmesg": _dmesg,
-        "curl": _curl, "lsmod": _lsmod, "systemd-detect-virt": _detect_virt, "reboot": _reboot, "pveversion": _pveversion, "lxc-ls": _lxc_ls,
-    }  # fmt: skip
+        "sh": sh,
+        "bash": sh,
+        "dash": sh,
+        "python3": python3,
+        "sudo": sudo,
+        "timeout": timeout,
+        "nice": prefixed,
+        "ionice": prefixed,
+        "setsid": prefixed,
+        "stdbuf": prefixed,
+        "env": prefixed,
+        "command": command,
+        "type": command,
+        "xargs": xargs,
+        "pct": pct,
+        "journalctl": journalctl,
+        "systemctl": systemctl,
+        "nvidia-smi": _nvidia_smi,
+        "lspci": _lspci,
+        "modinfo": _modinfo,
+        "dmesg": _dmesg,
+        "curl": _curl,
+        "lsmod": _lsmod,
+        "systemd-detect-virt": _detect_virt,
+        "reboot": _reboot,
+        "pveversion": _pveversion,
+        "lxc-ls": _lxc_ls,
+    }
     shell.commands = {name: (_on_host(handler) if name in _HOST_ONLY else handler) for name, handler in table.items()}
     coreutils.set_known(frozenset(shell.commands) - {"exit", "logout"})
     return shell
@@ -220,8 +247,11 @@ async def _pct(shell: Shell, ctx: Context, argv: list[str]) -> Answer:
     inner = replace(ctx, system=container, cwd="/root", env={"PATH": ctx.env.get("PATH", ""), "HOME": "/root", "USER": "root"})
     if words and words[0] not in shell.commands and "/" not in words[0]:
         ctx.note_unknown(" ".join(argv))
-        return said(error=f"lxc-attach: {container.id}: ../src/lxc/attach.c: lxc_attach_run_command: 1843 No such file or directory - "
-                    f'Failed to exec "{words[0]}"\n', status=127)  # fmt: skip
+        return said(
+            error=f"lxc-attach: {container.id}: ../src/lxc/attach.c: lxc_attach_run_command: 1843 No such file or directory - "
+            f'Failed to exec "{words[0]}"\n',
+            status=127,
+        )
     return await shell.run_argv(inner, words)
 
 
@@ -282,6 +312,6 @@ def _curl(ctx: Context, argv: list[str]) -> Answer:
         return said(written, error=f"curl: (22) The requested URL returned error: {status}\n", status=22)
     if output:
         if output != "/dev/null":
-            coreutils.write_file(ctx, output, body)
+            write_file(ctx, output, body)
         body = b""
     return Answer(0, body + written.encode())

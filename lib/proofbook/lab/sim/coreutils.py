@@ -72,7 +72,11 @@ def _head(ctx: Context, argv: list[str]) -> Answer:
     found, errors = _inputs(ctx, "head", words)
     out = b""
     for _, data in found:
-        out += data[: int(options["c"])] if "c" in options else "".join(_lines(data)[: int(options.get("n", "10"))]).encode("utf-8", "surrogateescape")
+        out += (
+            data[: int(options["c"])]
+            if "c" in options
+            else "".join(_lines(data)[: int(options.get("n", "10"))]).encode("utf-8", "surrogateescape")
+        )
     return Answer(1 if errors else 0, out, errors.encode())
 
 
@@ -137,12 +141,18 @@ def _grep(ctx: Context, argv: list[str]) -> Answer:
         pattern = rf"\b(?:{pattern})\b"
     regex = re.compile(pattern, re.IGNORECASE if "i" in options else 0)
     if "r" in options or "R" in options:
-        words = [p for w in words or ["."] for p in _below(ctx, w) if ctx.tree.lookup(p, follow=False, cwd=ctx.cwd)[1].kind == "file"]
+        words = [
+            p for w in words or ["."] for p in _below(ctx, w) if ctx.tree.lookup(p, follow=False, cwd=ctx.cwd)[1].kind == "file"
+        ]
     found, errors = _inputs(ctx, "grep", words)
     named = ("H" in options or len(words) > 1 or "r" in options) and "h" not in options
     out, matched = "", False
     for path, data in found:
-        hits = [(n, line.rstrip("\n")) for n, line in enumerate(_lines(data), 1) if bool(regex.search(line.rstrip("\n"))) is ("v" not in options)]
+        hits = [
+            (n, line.rstrip("\n"))
+            for n, line in enumerate(_lines(data), 1)
+            if bool(regex.search(line.rstrip("\n"))) is ("v" not in options)
+        ]
         if "m" in options:
             hits = hits[: int(options["m"])]
         matched = matched or bool(hits)
@@ -199,7 +209,11 @@ def _long_line(ctx: Context, name: str, node: FileNode) -> str:
     letters = "".join("rwx"[i % 3] if node.mode >> (8 - i) & 1 else "-" for i in range(9))
     if node.mode & 0o1000:
         letters = letters[:-1] + "t"
-    size = f"{node.major}, {node.minor:>3}" if node.kind == "device" else str(len(node.content) if isinstance(node.content, bytes) else 0)
+    size = (
+        f"{node.major}, {node.minor:>3}"
+        if node.kind == "device"
+        else str(len(node.content) if isinstance(node.content, bytes) else 0)
+    )
     owner = {0: "root", ctx.user.uid: ctx.user.name}.get(node.uid, str(node.uid))
     at = datetime.fromtimestamp(node.mtime or ctx.life.machine.boot.started_at, UTC)
     arrow = f" -> {node.target}" if node.kind == "link" else ""
@@ -261,11 +275,23 @@ def _stat(ctx: Context, argv: list[str]) -> Answer:
             continue
         size = len(node.read()) if node.kind == "file" and not node.error else 0
         kinds = {"file": "regular file", "link": "symbolic link", "dir": "directory", "device": "character special file"}
-        values = {"n": path, "s": str(size), "a": f"{node.mode:o}", "u": str(node.uid), "g": str(node.gid), "F": kinds[node.kind],
-                  "Y": str(int(node.mtime or ctx.life.machine.boot.started_at)), "U": "root" if node.uid == 0 else ctx.user.name,
-                  "G": "root" if node.gid == 0 else ctx.user.name, "t": f"{node.major:x}", "T": f"{node.minor:x}",
-                  "A": _long_line(ctx, "", node).split()[0], "i": "1", "h": "1"}  # fmt: skip
-        out += re.sub(r"%([a-zA-Z])", lambda m, v=values: v.get(m[1], m[0]), form) + "\n"
+        values = {
+            "n": path,
+            "s": str(size),
+            "a": f"{node.mode:o}",
+            "u": str(node.uid),
+            "g": str(node.gid),
+            "F": kinds[node.kind],
+            "Y": str(int(node.mtime or ctx.life.machine.boot.started_at)),
+            "U": "root" if node.uid == 0 else ctx.user.name,
+            "G": "root" if node.gid == 0 else ctx.user.name,
+            "t": f"{node.major:x}",
+            "T": f"{node.minor:x}",
+            "A": _long_line(ctx, "", node).split()[0],
+            "i": "1",
+            "h": "1",
+        }
+        out += "".join(values.get(p[1:], p) for p in re.findall(r"%[a-zA-Z]|[^%]+|%", form)) + "\n"
     return said(out, error=errors, status=1 if errors else 0)
 
 
@@ -299,9 +325,18 @@ def _holds(ctx: Context, words: list[str]) -> bool:
             _, node = ctx.tree.lookup(value, follow=operator not in ("-L", "-h"), cwd=ctx.cwd)
         except OSError:
             return False
-        return {"-e": True, "-f": node.kind == "file", "-d": node.kind == "dir", "-L": node.kind == "link", "-h": node.kind == "link",
-                "-c": node.kind == "device", "-r": ctx.tree.may(node, 4), "-w": ctx.tree.may(node, 2), "-x": ctx.tree.may(node, 1) or node.kind == "dir",
-                "-s": node.kind != "file" or bool(node.read())}.get(operator, False)  # fmt: skip
+        return {
+            "-e": True,
+            "-f": node.kind == "file",
+            "-d": node.kind == "dir",
+            "-L": node.kind == "link",
+            "-h": node.kind == "link",
+            "-c": node.kind == "device",
+            "-r": ctx.tree.may(node, 4),
+            "-w": ctx.tree.may(node, 2),
+            "-x": ctx.tree.may(node, 1) or node.kind == "dir",
+            "-s": node.kind != "file" or bool(node.read()),
+        }.get(operator, False)
     return bool(words and words[0])
 
 
@@ -321,7 +356,7 @@ def _find(ctx: Context, argv: list[str]) -> Answer:
     starts = []
     while words and not words[0].startswith("-"):
         starts.append(words.pop(0))
-    options = dict(zip(words[::2], words[1::2], strict=False)) if len(words) % 2 == 0 else {w: "" for w in words}
+    options = dict(zip(words[::2], words[1::2], strict=False)) if len(words) % 2 == 0 else dict.fromkeys(words, "")
     out, errors = "", ""
     for start in starts or ["."]:
         try:
@@ -460,8 +495,9 @@ def _printf(ctx: Context, argv: list[str]) -> Answer:
     out = ""
     while True:
         used, values = values[:slots], values[slots:]
-        it = iter(used)
-        out += re.sub(r"%[sd]|%%", lambda m, it=it: "%" if m[0] == "%%" else next(it, ""), form)
+        fill = iter(used)
+        for piece in re.findall(r"%[sd%]|[^%]+|%", form):
+            out += next(fill, "") if piece in ("%s", "%d") else piece.replace("%%", "%")
         if not values or not slots:
             return said(out)
 
@@ -488,7 +524,9 @@ def _date(ctx: Context, argv: list[str]) -> Answer:
     if "I" in options or "iso-8601" in options:
         form = "%Y-%m-%dT%H:%M:%S+00:00"
     now = ctx.life.now
-    form = form.replace("%s", str(int(now))).replace("%N", f"{int(now % 1 * 1e9):09d}").replace("%3N", f"{int(now % 1 * 1e3):03d}")
+    form = (
+        form.replace("%s", str(int(now))).replace("%N", f"{int(now % 1 * 1e9):09d}").replace("%3N", f"{int(now % 1 * 1e3):03d}")
+    )
     return said(datetime.fromtimestamp(now, UTC).strftime(form.replace("%F", "%Y-%m-%d").replace("%T", "%H:%M:%S")) + "\n")
 
 
@@ -520,9 +558,19 @@ def _ps(ctx: Context, argv: list[str]) -> Answer:
     if not silent:
         out += " ".join(titles.get(n, n.upper()) for n in names) + "\n"
     for pid, ppid, p, cgroup in rows:
-        values = {"user": "root" if p.uid == 0 else str(p.uid), "pid": f"{pid:7d}", "ppid": f"{ppid:7d}", "comm": p.comm, "args": " ".join(p.argv),
-                  "cmd": " ".join(p.argv), "lstart": f"{datetime.fromtimestamp(p.started_at, UTC):%a %b %e %H:%M:%S %Y}",
-                  "etimes": f"{int(ctx.life.now - p.started_at):7d}", "cgroup": f"0::{cgroup}", "stat": "Ss", "rss": str(p.rss_kib)}  # fmt: skip
+        values = {
+            "user": "root" if p.uid == 0 else str(p.uid),
+            "pid": f"{pid:7d}",
+            "ppid": f"{ppid:7d}",
+            "comm": p.comm,
+            "args": " ".join(p.argv),
+            "cmd": " ".join(p.argv),
+            "lstart": f"{datetime.fromtimestamp(p.started_at, UTC):%a %b %e %H:%M:%S %Y}",
+            "etimes": f"{int(ctx.life.now - p.started_at):7d}",
+            "cgroup": f"0::{cgroup}",
+            "stat": "Ss",
+            "rss": str(p.rss_kib),
+        }
         out += " ".join(values.get(n, "-") for n in names) + "\n"
     return said(out, status=0 if rows else 1)
 
@@ -530,7 +578,9 @@ def _ps(ctx: Context, argv: list[str]) -> Answer:
 def _pgrep(ctx: Context, argv: list[str]) -> Answer:
     options, words = _flags(argv)
     pattern = re.compile(words[0] if words else "")
-    rows = [r for r in visible_processes(ctx.life, ctx.system) if pattern.search(" ".join(r[2].argv) if "f" in options else r[2].comm)]
+    rows = [
+        r for r in visible_processes(ctx.life, ctx.system) if pattern.search(" ".join(r[2].argv) if "f" in options else r[2].comm)
+    ]
     return said("".join(f"{r[0]}{' ' + ' '.join(r[2].argv) if 'a' in options else ''}\n" for r in rows), status=0 if rows else 1)
 
 
@@ -539,12 +589,16 @@ def _free(ctx: Context, argv: list[str]) -> Answer:
     unit = 1 if {"-g", "-h"} & set(argv) else 1024 if "-m" in argv else 1048576
     head = "               total        used        free      shared  buff/cache   available\n"
     row = [gib, gib // 10, gib * 6 // 10, 1, gib * 3 // 10, gib * 84 // 100]
-    return said(head + "Mem:    " + "".join(f"{v * unit:12d}" for v in row) + "\nSwap:   " + "".join(f"{0:12d}" for _ in range(3)) + "\n")
+    return said(
+        head + "Mem:    " + "".join(f"{v * unit:12d}" for v in row) + "\nSwap:   " + "".join(f"{0:12d}" for _ in range(3)) + "\n"
+    )
 
 
 def _df(ctx: Context, argv: list[str]) -> Answer:
-    return said("Filesystem       1K-blocks     Used Available Use% Mounted on\nrpool/ROOT/pve-1 912345088 41256960 871088128   5% /\n"
-                "tank/models     7516192768 1288490188 6227702580  18% /models\n")  # fmt: skip
+    return said(
+        "Filesystem       1K-blocks     Used Available Use% Mounted on\nrpool/ROOT/pve-1 912345088 41256960 871088128   5% /\n"
+        "tank/models     7516192768 1288490188 6227702580  18% /models\n"
+    )
 
 
 async def _sleep(ctx: Context, argv: list[str]) -> Answer:
@@ -577,13 +631,57 @@ def _exit(ctx: Context, argv: list[str]) -> Answer:
 
 
 COMMANDS: dict[str, Handler] = {
-    "cat": _cat, "head": _head, "tail": _tail, "wc": _wc, "sort": _sort, "uniq": _uniq, "grep": _grep, "egrep": _grep, "tr": _tr,
-    "cut": _cut, "sha256sum": _sha256sum, "ls": _ls, "readlink": _readlink, "realpath": _realpath, "stat": _stat, "test": _test, "[": _test,
-    "find": _find, "mktemp": _mktemp, "tee": _tee, "touch": _touch, "mkdir": _mkdir, "cp": _copy, "mv": _copy, "rm": _rm, "rmdir": _rm,
-    "chmod": _chmod, "ln": _ln, "echo": _echo, "printf": _printf, "uname": _uname, "id": _id, "date": _date, "uptime": _uptime, "ps": _ps,
-    "pgrep": _pgrep, "free": _free, "df": _df, "sleep": _sleep, "which": _which, "exit": _exit, "logout": _exit,
-    "true": lambda ctx, argv: said(), "false": lambda ctx, argv: said(status=1), "sync": lambda ctx, argv: said(),
-    "hostname": lambda ctx, argv: said(ctx.system.hostname + "\n"), "whoami": lambda ctx, argv: said(ctx.user.name + "\n"),
-    "pwd": lambda ctx, argv: said(ctx.cwd + "\n"), "who": lambda ctx, argv: said(), "w": _uptime, "nproc": lambda ctx, argv: said("256\n"),
-    "env": lambda ctx, argv: said("".join(f"{k}={v}\n" for k, v in ctx.env.items())), "clear": lambda ctx, argv: said("\x1b[H\x1b[2J"),
-}  # fmt: skip
+    "cat": _cat,
+    "head": _head,
+    "tail": _tail,
+    "wc": _wc,
+    "sort": _sort,
+    "uniq": _uniq,
+    "grep": _grep,
+    "egrep": _grep,
+    "tr": _tr,
+    "cut": _cut,
+    "sha256sum": _sha256sum,
+    "ls": _ls,
+    "readlink": _readlink,
+    "realpath": _realpath,
+    "stat": _stat,
+    "test": _test,
+    "[": _test,
+    "find": _find,
+    "mktemp": _mktemp,
+    "tee": _tee,
+    "touch": _touch,
+    "mkdir": _mkdir,
+    "cp": _copy,
+    "mv": _copy,
+    "rm": _rm,
+    "rmdir": _rm,
+    "chmod": _chmod,
+    "ln": _ln,
+    "echo": _echo,
+    "printf": _printf,
+    "uname": _uname,
+    "id": _id,
+    "date": _date,
+    "uptime": _uptime,
+    "ps": _ps,
+    "pgrep": _pgrep,
+    "free": _free,
+    "df": _df,
+    "sleep": _sleep,
+    "which": _which,
+    "exit": _exit,
+    "logout": _exit,
+    "true": lambda ctx, argv: said(),
+    "false": lambda ctx, argv: said(status=1),
+    "sync": lambda ctx, argv: said(),
+    "hostname": lambda ctx, argv: said(ctx.system.hostname + "\n"),
+    "whoami": lambda ctx, argv: said(ctx.user.name + "\n"),
+    "pwd": lambda ctx, argv: said(ctx.cwd + "\n"),
+    "who": lambda ctx, argv: said(),
+    "w": _uptime,
+    "nproc": lambda ctx, argv: said("256\n"),
+    "env": lambda ctx, argv: said("".join(f"{k}={v}\n" for k, v in ctx.env.items())),
+    "clear": lambda ctx, argv: said("\x1b[H\x1b[2J"),
+}

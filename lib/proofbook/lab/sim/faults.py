@@ -163,7 +163,9 @@ def _page_faults(life: Life, p: Parameters) -> None:
 def _nic_fault(life: Life, p: Parameters) -> None:
     """A network card's own page fault; no GPU has a part in it."""
     device = life.machine.hw.pci[p["pci"]]
-    lines = fault_lines.nic_fault(device.driver, device.address, interface_name(device), (device.iommu_group or 0) + 2, 0xFFF2A000)
+    lines = fault_lines.nic_fault(
+        device.driver, device.address, interface_name(device), (device.iommu_group or 0) + 2, 0xFFF2A000
+    )
     for i, line in enumerate(lines):
         life.at(life.now + p["after_s"] + 0.0001 * i, "kernel", line.priority, line.text)
 

@@ -13,9 +13,28 @@ from proofbook.lab.sim.vfs import FileNode, Tree, device, directory, file, link
 #: Kernel clock ticks in a second (``getconf CLK_TCK``).
 TICKS = 100
 
-_DIRECTORIES = ("/boot", "/dev/shm", "/etc/modprobe.d", "/etc/ssh", "/home", "/mnt", "/opt", "/proc/sys/net", "/root", "/run", "/srv",
-                "/sys/kernel/iommu_groups", "/sys/fs/cgroup", "/tmp", "/usr/bin", "/usr/sbin", "/usr/lib", "/var/lib", "/var/log",
-                "/var/tmp")  # fmt: skip
+_DIRECTORIES = (
+    "/boot",
+    "/dev/shm",
+    "/etc/modprobe.d",
+    "/etc/ssh",
+    "/home",
+    "/mnt",
+    "/opt",
+    "/proc/sys/net",
+    "/root",
+    "/run",
+    "/srv",
+    "/sys/kernel/iommu_groups",
+    "/sys/fs/cgroup",
+    "/tmp",
+    "/usr/bin",
+    "/usr/sbin",
+    "/usr/lib",
+    "/var/lib",
+    "/var/log",
+    "/var/tmp",
+)
 
 
 class Files:
@@ -42,9 +61,22 @@ class Files:
         nvidia = nvidia_files(hw)
         if isinstance(system, Container):
             nvidia = _in_container(system, nvidia)
-        basics = {p: directory(0o1777 if p in ("/tmp", "/var/tmp", "/dev/shm") else 0o700 if p == "/root" else 0o755) for p in _DIRECTORIES}
+        basics = {
+            p: directory(0o1777 if p in ("/tmp", "/var/tmp", "/dev/shm") else 0o700 if p == "/root" else 0o755)
+            for p in _DIRECTORIES
+        }
         home = {self._life.machine.user.home: FileNode("dir", mode=0o700, uid=self._life.machine.user.uid)}
-        return [basics, home, self._etc(system), self._dmi(), self._kernel(system), self._processes(system), pci_files(hw), nvidia, system.files]
+        return [
+            basics,
+            home,
+            self._etc(system),
+            self._dmi(),
+            self._kernel(system),
+            self._processes(system),
+            pci_files(hw),
+            nvidia,
+            system.files,
+        ]
 
     def _etc(self, system: System) -> dict[str, FileNode]:
         m = self._life.machine
@@ -63,8 +95,15 @@ class Files:
 
     def _dmi(self) -> dict[str, FileNode]:
         hw = self._life.machine.hw
-        values = {"board_name": hw.board, "board_vendor": "ASRockRack", "product_name": hw.product, "sys_vendor": "To Be Filled By O.E.M.",
-                  "bios_version": hw.bios, "bios_vendor": "American Megatrends International, LLC.", "bios_date": "09/12/2025"}  # fmt: skip
+        values = {
+            "board_name": hw.board,
+            "board_vendor": "ASRockRack",
+            "product_name": hw.product,
+            "sys_vendor": "To Be Filled By O.E.M.",
+            "bios_version": hw.bios,
+            "bios_vendor": "American Megatrends International, LLC.",
+            "bios_date": "09/12/2025",
+        }
         return {f"/sys/class/dmi/id/{k}": file(v + "\n") for k, v in values.items()} | {
             "/sys/class/dmi/id/product_serial": file("LAB0000001\n", 0o400),
             "/sys/class/dmi/id/product_uuid": file("00000000-0000-4000-8000-00000001ab00\n", 0o400),
@@ -73,8 +112,11 @@ class Files:
     def _kernel(self, system: System) -> dict[str, FileNode]:
         m, life = self._life.machine, self._life
         gib = m.hw.memory_gib
-        majors = f"  1 mem\n  5 /dev/tty\n 10 misc\n195 nvidia\n{m.hw.nvidia.caps_major} nvidia-caps\n{m.hw.nvidia.uvm_major} nvidia-uvm\n"
-        modules = "".join(f"{name} {size} {users} - Live 0x0000000000000000 {flags}\n" for name, size, users, flags in self._modules())
+        nvidia = m.hw.nvidia
+        majors = f"  1 mem\n  5 /dev/tty\n 10 misc\n195 nvidia\n{nvidia.caps_major} nvidia-caps\n{nvidia.uvm_major} nvidia-uvm\n"
+        modules = "".join(
+            f"{name} {size} {users} - Live 0x0000000000000000 {flags}\n" for name, size, users, flags in self._modules()
+        )
         return {
             "/proc/sys/kernel/random/boot_id": file(m.boot.dashed_id + "\n"),
             "/proc/sys/kernel/osrelease": file(m.kernel + "\n"),
@@ -82,10 +124,16 @@ class Files:
             "/proc/sys/kernel/hostname": file(system.hostname + "\n"),
             "/proc/sys/kernel/tainted": file("12289\n"),
             "/proc/cmdline": file(m.boot.cmdline + "\n"),
-            "/proc/version": file(f"Linux version {m.kernel} (build@proxmox) (gcc (Debian 14.2.0-19) 14.2.0) {m.kernel_version}\n"),
-            "/proc/uptime": file(lambda: f"{life.now - m.boot.started_at:.2f} {(life.now - m.boot.started_at) * 180:.2f}\n".encode()),
+            "/proc/version": file(
+                f"Linux version {m.kernel} (build@proxmox) (gcc (Debian 14.2.0-19) 14.2.0) {m.kernel_version}\n"
+            ),
+            "/proc/uptime": file(
+                lambda: f"{life.now - m.boot.started_at:.2f} {(life.now - m.boot.started_at) * 180:.2f}\n".encode()
+            ),
             "/proc/loadavg": file("1.12 1.08 1.02 2/3127 48213\n"),
-            "/proc/meminfo": file(f"MemTotal:       {gib * 1048576} kB\nMemFree:        {gib * 721420} kB\nMemAvailable:   {gib * 880803} kB\n"),
+            "/proc/meminfo": file(
+                f"MemTotal:       {gib * 1048576} kB\nMemFree:        {gib * 721420} kB\nMemAvailable:   {gib * 880803} kB\n"
+            ),
             "/proc/stat": file(f"cpu  0 0 0 0 0 0 0 0 0 0\nbtime {int(m.boot.started_at)}\nprocesses 48213\n"),
             "/proc/devices": file("Character devices:\n" + majors + "\nBlock devices:\n259 blkext\n"),
             "/proc/modules": file(modules),
@@ -111,11 +159,35 @@ class Files:
     def _process(self, pid: int, ppid: int, process: Process, cgroup: str) -> dict[str, FileNode]:
         base, comm = f"/proc/{pid}", process.comm[:15]
         ticks = round((process.started_at - self._life.machine.boot.started_at) * TICKS)
-        rest = [ppid, pid, pid, 0, -1, 4194560, 1, 0, 0, 0, 812, 97, 0, 0, 20, 0, 1, 0, ticks, process.rss_kib * 4096, process.rss_kib // 4]
+        rest = [
+            ppid,
+            pid,
+            pid,
+            0,
+            -1,
+            4194560,
+            1,
+            0,
+            0,
+            0,
+            812,
+            97,
+            0,
+            0,
+            20,
+            0,
+            1,
+            0,
+            ticks,
+            process.rss_kib * 4096,
+            process.rss_kib // 4,
+        ]
         stat = f"{pid} ({comm}) S " + " ".join(map(str, rest + [18446744073709551615] + [0] * 27)) + "\n"
-        status = (f"Name:\t{comm}\nUmask:\t0022\nState:\tS (sleeping)\nTgid:\t{pid}\nPid:\t{pid}\nPPid:\t{ppid}\nTracerPid:\t0\n"
-                  f"Uid:\t{process.uid}\t{process.uid}\t{process.uid}\t{process.uid}\nGid:\t{process.uid}\t{process.uid}\t{process.uid}\t{process.uid}\n"
-                  f"VmSize:\t{process.rss_kib * 4} kB\nVmRSS:\t{process.rss_kib} kB\nThreads:\t1\n")  # fmt: skip
+        status = (
+            f"Name:\t{comm}\nUmask:\t0022\nState:\tS (sleeping)\nTgid:\t{pid}\nPid:\t{pid}\nPPid:\t{ppid}\nTracerPid:\t0\n"
+            f"Uid:\t{process.uid}\t{process.uid}\t{process.uid}\t{process.uid}\nGid:\t{process.uid}\t{process.uid}\t{process.uid}\t{process.uid}\n"
+            f"VmSize:\t{process.rss_kib * 4} kB\nVmRSS:\t{process.rss_kib} kB\nThreads:\t1\n"
+        )
         environ = b"".join(f"{k}={v}".encode() + b"\0" for k, v in process.environ.items())
         return {
             base: FileNode("dir", mode=0o555, uid=process.uid),
@@ -134,12 +206,24 @@ def visible_processes(life: Life, system: System) -> list[tuple[int, int, Proces
     seen = [(p.pid, p.ppid, p, p.cgroup) for p in system.processes.values()]
     if system is life.machine.host:
         if system.state != "off":
-            init = Process(1, 1, 0, ["/sbin/init"], {"HOME": "/", "TERM": "linux"}, life.machine.boot.started_at, "/init.scope", comm="systemd")
+            init = Process(
+                1,
+                1,
+                0,
+                ["/sbin/init"],
+                {"HOME": "/", "TERM": "linux"},
+                life.machine.boot.started_at,
+                "/init.scope",
+                comm="systemd",
+            )
             seen.insert(0, (1, 0, init, "/init.scope"))
         for container in life.machine.containers.values():
             first = container.processes.get(1)
             parent = first.host_pid if first else 1
-            seen += [(p.host_pid, 1 if p.pid == 1 else parent, p, f"/lxc/{container.id}/ns{p.cgroup}") for p in container.processes.values()]
+            seen += [
+                (p.host_pid, 1 if p.pid == 1 else parent, p, f"/lxc/{container.id}/ns{p.cgroup}")
+                for p in container.processes.values()
+            ]
     return sorted(seen, key=lambda s: s[0])
 
 

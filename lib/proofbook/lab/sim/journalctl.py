@@ -16,8 +16,24 @@ JSON_THRESHOLD = 4096
 
 _PRIORITIES = ("emerg", "alert", "crit", "err", "warning", "notice", "info", "debug")
 _SHORT_OPTIONS_WITH_VALUE = "bnoutpgSUD"
-_LONG = {"boot": "b", "lines": "n", "output": "o", "unit": "u", "identifier": "t", "priority": "p", "grep": "g", "since": "S", "until": "U",
-         "dmesg": "k", "reverse": "r", "follow": "f", "all": "a", "quiet": "q", "directory": "D", "catalog": "x"}  # fmt: skip
+_LONG = {
+    "boot": "b",
+    "lines": "n",
+    "output": "o",
+    "unit": "u",
+    "identifier": "t",
+    "priority": "p",
+    "grep": "g",
+    "since": "S",
+    "until": "U",
+    "dmesg": "k",
+    "reverse": "r",
+    "follow": "f",
+    "all": "a",
+    "quiet": "q",
+    "directory": "D",
+    "catalog": "x",
+}
 
 _HINT = (
     "Hint: You are currently not seeing messages from other users and the system.\n"
@@ -173,7 +189,9 @@ async def journalctl(ctx: Context, argv: list[str]) -> Answer:
     if ctx.user.uid != 0:
         # WHY: without the groups adm or systemd-journal, only the user's own entries are seen; this user has none.
         if query.list_boots:
-            return said(error="" if query.quiet else _HINT + "No journal files were opened due to insufficient permissions.\n", status=1)
+            return said(
+                error="" if query.quiet else _HINT + "No journal files were opened due to insufficient permissions.\n", status=1
+            )
         return said("" if query.quiet else "-- No entries --\n", error="" if query.quiet else _HINT)
     journal = ctx.system.journal
     if query.list_boots:
@@ -263,7 +281,19 @@ def _of_unit(f: dict[str, str], unit: str) -> bool:
 
 def _time(text: str, now: float) -> float:
     """``-5min``, ``5 minutes ago``, ``today``, ``2026-11-29 10:00:00``, ``@1764400000``. Raises _Usage."""
-    units = {"s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 3600, "hr": 3600, "hour": 3600, "d": 86400, "day": 86400}
+    units = {
+        "s": 1,
+        "sec": 1,
+        "second": 1,
+        "m": 60,
+        "min": 60,
+        "minute": 60,
+        "h": 3600,
+        "hr": 3600,
+        "hour": 3600,
+        "d": 86400,
+        "day": 86400,
+    }
     text = text.strip()
     if found := re.fullmatch(r"-?\s*(\d+)\s*([a-z]+?)s?(?:\s+ago)?", text):
         if found[2] in units:
@@ -300,7 +330,12 @@ async def _follow(ctx: Context, query: Query, chosen: list[Entry]) -> Answer:
 
 def all_fields(system: System, entry: Entry) -> dict[str, str]:
     """The entry's own fields and those that every entry of its boot has."""
-    common = {"_BOOT_ID": entry.boot_id, "_MACHINE_ID": system.machine_id, "_HOSTNAME": system.hostname, "_RUNTIME_SCOPE": "system"}
+    common = {
+        "_BOOT_ID": entry.boot_id,
+        "_MACHINE_ID": system.machine_id,
+        "_HOSTNAME": system.hostname,
+        "_RUNTIME_SCOPE": "system",
+    }
     if entry.fields.get("_TRANSPORT") == "kernel":
         common["_SOURCE_MONOTONIC_TIMESTAMP"] = str(entry.monotonic_us)
     return {**common, **entry.fields}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import heapq
 import uuid
-from collections.abc import Mapping
 
 from proofbook.lab.sim import fault_lines, faults, sglang, units
 from proofbook.lab.sim.os_state import Boot, Container, Endpoint, Entry, Event, KernelLine, Machine, Process, System, Unit
@@ -28,6 +27,22 @@ _STARTUP = "b07a249cd024414a82dd00cd181378ff"
 _JOURNAL_START = "f77379a8490b408bbe5f6940505a777b"
 _JOURNAL_STOP = "d93fb3c9c24d451a97cea615ce59c00b"
 _JOURNAL_MISSED = "e9bf28e6e834481bb6f48f548ad13606"
+
+#: How CUDA programs die: the last lines of PyTorch's tracebacks.
+_OUT_OF_MEMORY = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.87 GiB. "
+    "GPU 0 has a total capacity of 94.97 GiB of which 7.41 GiB is free."
+)
+_ERROR_803 = (
+    "RuntimeError: Unexpected error from cudaGetDeviceCount(). "
+    "Error 803: system has unsupported display driver / cuda driver combination"
+)
+_UNKNOWN_ERROR = (
+    "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, "
+    "e.g. changing env variable CUDA_VISIBLE_DEVICES after program start."
+)
+_LAUNCH_FAILURE = "TP0] Scheduler hit an exception: torch.AcceleratorError: CUDA error: unspecified launch failure"
+_SIGTERM_LINE = "SIGTERM received. signum=None frame=None. Draining requests and shutting down..."
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
 _SIGTERM, _SIGKILL = 15, 9
@@ -81,13 +96,27 @@ class Life:
             Entry(system.seqnum, round(self.now * 1e6), round((self.now - boot.started_at) * 1e6), boot.id, fields)
         )
 
-    def pid1(self, system: System, message: str, *, unit: Unit | None = None, catalogue: str = "", priority: int = 6, **more: str) -> None:
+    def pid1(
+        self, system: System, message: str, *, unit: Unit | None = None, catalogue: str = "", priority: int = 6, **more: str
+    ) -> None:
         """A line that systemd itself says, about a unit or not."""
         fields = {
-            "_TRANSPORT": "journal", "PRIORITY": str(priority), "SYSLOG_FACILITY": "3", "SYSLOG_IDENTIFIER": "systemd", "_PID": "1",
-            "_UID": "0", "_GID": "0", "_COMM": "systemd", "_EXE": "/usr/lib/systemd/systemd", "_CMDLINE": "/sbin/init",
-            "_SYSTEMD_CGROUP": "/init.scope", "_SYSTEMD_UNIT": "init.scope", "_SYSTEMD_SLICE": "-.slice", "TID": "1", "MESSAGE": message,
-        }  # fmt: skip
+            "_TRANSPORT": "journal",
+            "PRIORITY": str(priority),
+            "SYSLOG_FACILITY": "3",
+            "SYSLOG_IDENTIFIER": "systemd",
+            "_PID": "1",
+            "_UID": "0",
+            "_GID": "0",
+            "_COMM": "systemd",
+            "_EXE": "/usr/lib/systemd/systemd",
+            "_CMDLINE": "/sbin/init",
+            "_SYSTEMD_CGROUP": "/init.scope",
+            "_SYSTEMD_UNIT": "init.scope",
+            "_SYSTEMD_SLICE": "-.slice",
+            "TID": "1",
+            "MESSAGE": message,
+        }
         if unit is not None:
             fields["UNIT"] = unit.name
             if unit.invocation_id:
@@ -100,47 +129,94 @@ class Life:
         """A line that a unit's program wrote to its stdout."""
         process = system.processes.get(pid or unit.main_pid)
         comm = process.comm if process else unit.name.removesuffix(".service")
-        self.entry(system, {
-            "_TRANSPORT": "stdout", "PRIORITY": str(priority), "SYSLOG_FACILITY": "3", "SYSLOG_IDENTIFIER": unit.identifier or comm,
-            "_PID": str(pid or unit.main_pid), "_UID": "0", "_GID": "0", "_COMM": comm, "_EXE": process.exe if process else "",
-            "_CMDLINE": " ".join(process.argv) if process else "", "_STREAM_ID": uuid.uuid5(uuid.NAMESPACE_OID, unit.invocation_id).hex,
-            "_SYSTEMD_CGROUP": f"/system.slice/{unit.name}", "_SYSTEMD_UNIT": unit.name, "_SYSTEMD_SLICE": "system.slice",
-            "_SYSTEMD_INVOCATION_ID": unit.invocation_id, "MESSAGE": message,
-        })  # fmt: skip
+        self.entry(
+            system,
+            {
+                "_TRANSPORT": "stdout",
+                "PRIORITY": str(priority),
+                "SYSLOG_FACILITY": "3",
+                "SYSLOG_IDENTIFIER": unit.identifier or comm,
+                "_PID": str(pid or unit.main_pid),
+                "_UID": "0",
+                "_GID": "0",
+                "_COMM": comm,
+                "_EXE": process.exe if process else "",
+                "_CMDLINE": " ".join(process.argv) if process else "",
+                "_STREAM_ID": uuid.uuid5(uuid.NAMESPACE_OID, unit.invocation_id).hex,
+                "_SYSTEMD_CGROUP": f"/system.slice/{unit.name}",
+                "_SYSTEMD_UNIT": unit.name,
+                "_SYSTEMD_SLICE": "system.slice",
+                "_SYSTEMD_INVOCATION_ID": unit.invocation_id,
+                "MESSAGE": message,
+            },
+        )
 
     def journald(self, system: System, message: str, catalogue: str = "", priority: int = 6) -> None:
         """A line that journald writes into its own journal; ``journalctl -k`` does not show these."""
-        fields = {"_TRANSPORT": "driver", "PRIORITY": str(priority), "SYSLOG_FACILITY": "3", "SYSLOG_IDENTIFIER": "systemd-journald",
-                  "_PID": str(system.units["systemd-journald.service"].main_pid or 287), "_COMM": "systemd-journal", "_SYSTEMD_UNIT": "systemd-journald.service", "MESSAGE": message}  # fmt: skip
+        fields = {
+            "_TRANSPORT": "driver",
+            "PRIORITY": str(priority),
+            "SYSLOG_FACILITY": "3",
+            "SYSLOG_IDENTIFIER": "systemd-journald",
+            "_PID": str(system.units["systemd-journald.service"].main_pid or 287),
+            "_COMM": "systemd-journal",
+            "_SYSTEMD_UNIT": "systemd-journald.service",
+            "MESSAGE": message,
+        }
         if catalogue:
             fields["MESSAGE_ID"] = catalogue
         self.entry(system, fields)
 
     def logind(self, message: str) -> None:
         unit = self.machine.host.units["systemd-logind.service"]
-        self.entry(self.machine.host, {
-            "_TRANSPORT": "syslog", "PRIORITY": "5", "SYSLOG_FACILITY": "4", "SYSLOG_IDENTIFIER": "systemd-logind",
-            "_PID": str(unit.main_pid), "_COMM": "systemd-logind", "_SYSTEMD_UNIT": unit.name,
-            "_SYSTEMD_INVOCATION_ID": unit.invocation_id, "MESSAGE": message,
-        })  # fmt: skip
+        self.entry(
+            self.machine.host,
+            {
+                "_TRANSPORT": "syslog",
+                "PRIORITY": "5",
+                "SYSLOG_FACILITY": "4",
+                "SYSLOG_IDENTIFIER": "systemd-logind",
+                "_PID": str(unit.main_pid),
+                "_COMM": "systemd-logind",
+                "_SYSTEMD_UNIT": unit.name,
+                "_SYSTEMD_INVOCATION_ID": unit.invocation_id,
+                "MESSAGE": message,
+            },
+        )
 
     def on_kernel(self, priority: int, text: str) -> None:
         """A kernel line: into the ring buffer, and from there into the host's journal."""
         boot = self.machine.boot
         boot.kernel_log.append(KernelLine(self.now - boot.started_at, priority, text))
-        self.entry(self.machine.host, {"_TRANSPORT": "kernel", "PRIORITY": str(priority), "SYSLOG_FACILITY": "0",
-                                       "SYSLOG_IDENTIFIER": "kernel", "MESSAGE": text})  # fmt: skip
+        self.entry(
+            self.machine.host,
+            {
+                "_TRANSPORT": "kernel",
+                "PRIORITY": str(priority),
+                "SYSLOG_FACILITY": "0",
+                "SYSLOG_IDENTIFIER": "kernel",
+                "MESSAGE": text,
+            },
+        )
 
     def on_missed(self, count: int) -> None:
-        """The ring buffer overran: ``count`` lines are gone before journald could read them."""
+        """The ring buffer overran under a flood: ``count`` lines were overwritten before journald could read them.
+
+        What the ring buffer held before is gone from it too, and only the end of the flood is seen.
+        """
+        self.machine.boot.kernel_log.clear()
         self.journald(self.machine.host, f"Missed {count} kernel messages", _JOURNAL_MISSED)
+        for serial in range(count, count + 12):
+            self.on_kernel(5, f'audit: type=1400 audit({self.now:.3f}:{serial}): apparmor="ALLOWED" operation="open" profile="pve-container-mounthotplug"')
 
     def on_vacuum(self, keep_from_s: float) -> None:
         """The journal and the ring buffer lose everything before ``keep_from_s`` of this boot, and older boots altogether."""
         m = self.machine
         m.host.journal = [e for e in m.host.journal if e.boot_id == m.boot.id and e.monotonic_us >= keep_from_s * 1e6]
         m.boot.kernel_log = [line for line in m.boot.kernel_log if line.monotonic_s >= keep_from_s]
-        self.journald(m.host, "Vacuuming done, freed 128.0M of archived journals from /var/log/journal/" + m.host.machine_id + ".")
+        self.journald(
+            m.host, "Vacuuming done, freed 128.0M of archived journals from /var/log/journal/" + m.host.machine_id + "."
+        )
 
     # -------------------------------------------------------------------------------------------- boot
 
@@ -154,7 +230,12 @@ class Life:
             self.pid1(m.host, f"Stopped target {target}.", catalogue=_STOPPED)
         m.revision += 1
         if m.fault("reboot-ignored"):
-            self.pid1(m.host, "Stopping pve-guests.service - PVE guests...", catalogue=_STOPPING, unit=m.host.units["pve-guests.service"])
+            self.pid1(
+                m.host,
+                "Stopping pve-guests.service - PVE guests...",
+                catalogue=_STOPPING,
+                unit=m.host.units["pve-guests.service"],
+            )
             return
         m.requested_boots += 1
         self.at(self.now + 0.3, "stop_ssh")
@@ -188,13 +269,26 @@ class Life:
         self.pid1(m.host, "Shutting down.", priority=5)
         for text in ("Syncing filesystems and block devices.", "Sending SIGTERM to remaining processes..."):
             self._kmsg("systemd-shutdown", 1, text)
-        self._kmsg("systemd-journald", m.host.units["systemd-journald.service"].main_pid, "Received SIGTERM from PID 1 (systemd-shutdow).")
+        self._kmsg(
+            "systemd-journald",
+            m.host.units["systemd-journald.service"].main_pid,
+            "Received SIGTERM from PID 1 (systemd-shutdow).",
+        )
         self.journald(m.host, "Journal stopped", _JOURNAL_STOP)
         self._end_boot(orderly=True)
 
     def _kmsg(self, who: str, pid: int, text: str) -> None:
-        self.entry(self.machine.host, {"_TRANSPORT": "kernel", "PRIORITY": "6", "SYSLOG_FACILITY": "3", "SYSLOG_IDENTIFIER": who,
-                                       "SYSLOG_PID": str(pid), "MESSAGE": text})  # fmt: skip
+        self.entry(
+            self.machine.host,
+            {
+                "_TRANSPORT": "kernel",
+                "PRIORITY": "6",
+                "SYSLOG_FACILITY": "3",
+                "SYSLOG_IDENTIFIER": who,
+                "SYSLOG_PID": str(pid),
+                "MESSAGE": text,
+            },
+        )
 
     def on_power_lost(self) -> None:
         """The machine resets in the middle: no more lines."""
@@ -237,8 +331,12 @@ class Life:
     def on_journal_starts(self, name: str) -> None:
         system = self.machine.system(name)
         self.journald(system, "Journal started", _JOURNAL_START)
-        self.pid1(system, "systemd 257.9-1~deb13u1 running in system mode (+PAM +AUDIT +SELINUX +APPARMOR +IMA +IPE +SMACK +SECCOMP +GCRYPT "
-                  "-GNUTLS +OPENSSL +ACL +BLKID +CURL +ELFUTILS +FIDO2 +IDN2 -IDN +IPTC +KMOD +LIBCRYPTSETUP)")  # fmt: skip
+        self.pid1(
+            system,
+            "systemd 257.9-1~deb13u1 running in system mode (+PAM +AUDIT +SELINUX +APPARMOR "
+            "+IMA +IPE +SMACK +SECCOMP +GCRYPT "
+            "-GNUTLS +OPENSSL +ACL +BLKID +CURL +ELFUTILS +FIDO2 +IDN2 -IDN +IPTC +KMOD +LIBCRYPTSETUP)",
+        )
 
     def on_boot_unit(self, name: str, unit_name: str) -> None:
         system = self.machine.system(name)
@@ -247,7 +345,11 @@ class Life:
         if unit.enabled not in ("enabled", "static") or unit.active == "active":
             return
         if unit.behaviour == "skipped":
-            self.pid1(system, f"{_name(unit)} was skipped because of an unmet condition check (ConditionPathIsMountPoint=/models).", unit=unit)
+            self.pid1(
+                system,
+                f"{_name(unit)} was skipped because of an unmet condition check (ConditionPathIsMountPoint=/models).",
+                unit=unit,
+            )
             return
         self.start(system, unit)
 
@@ -274,10 +376,16 @@ class Life:
         container = m.containers[container_id]
         if container.state != "off":
             return
-        self.pid1(m.host, f"Started pve-container@{container_id}.service - PVE LXC Container: {container_id}.", catalogue=_STARTED,
-                  UNIT=f"pve-container@{container_id}.service")  # fmt: skip
+        self.pid1(
+            m.host,
+            f"Started pve-container@{container_id}.service - PVE LXC Container: {container_id}.",
+            catalogue=_STARTED,
+            UNIT=f"pve-container@{container_id}.service",
+        )
         container.state, container.started_at = "starting", self.now
-        container.processes[1] = Process(1, m.host.next_pid, 0, ["/sbin/init"], {"container": "lxc"}, self.now, "/init.scope", comm="systemd")
+        container.processes[1] = Process(
+            1, m.host.next_pid, 0, ["/sbin/init"], {"container": "lxc"}, self.now, "/init.scope", comm="systemd"
+        )
         m.host.next_pid += 7
         self.at(self.now + 0.4, "journal_starts", container_id)
         for unit in container.units.values():
@@ -306,7 +414,9 @@ class Life:
 
     def start(self, system: System, unit: Unit) -> None:
         """Start a unit now; its program goes on in stages."""
-        unit.invocation_id = uuid.uuid5(uuid.UUID(self.machine.seed), f"{system.name} {unit.name} {self.now:.6f} {system.seqnum}").hex
+        unit.invocation_id = uuid.uuid5(
+            uuid.UUID(self.machine.seed), f"{system.name} {unit.name} {self.now:.6f} {system.seqnum}"
+        ).hex
         unit.result, unit.exec_code, unit.exec_status, unit.exec_ended_at = "success", 0, 0, None
         unit.inactive_exit_at = unit.active_enter_at = self.now
         unit.active_exit_at = unit.inactive_enter_at = None
@@ -331,12 +441,28 @@ class Life:
 
     def _spawn(self, system: System, unit: Unit) -> Process:
         pid = self._next_pid(system)
-        environ = {"LANG": "C.UTF-8", "PATH": _PATH, "INVOCATION_ID": unit.invocation_id,
-                   "JOURNAL_STREAM": f"9:{20000 + pid}", "SYSTEMD_EXEC_PID": str(pid), **unit.environment}  # fmt: skip
+        environ = {
+            "LANG": "C.UTF-8",
+            "PATH": _PATH,
+            "INVOCATION_ID": unit.invocation_id,
+            "JOURNAL_STREAM": f"9:{20000 + pid}",
+            "SYSTEMD_EXEC_PID": str(pid),
+            **unit.environment,
+        }
         argv = list(unit.exec_start)
         exe = argv[0] if argv else ""
-        process = Process(pid, self._host_pid(system, pid), 1, argv, environ, self.now, f"/system.slice/{unit.name}", unit.name,
-                          comm=exe.rpartition("/")[2][:15], exe=exe)  # fmt: skip
+        process = Process(
+            pid,
+            self._host_pid(system, pid),
+            1,
+            argv,
+            environ,
+            self.now,
+            f"/system.slice/{unit.name}",
+            unit.name,
+            comm=exe.rpartition("/")[2][:15],
+            exe=exe,
+        )
         system.processes[pid] = process
         return process
 
@@ -354,7 +480,7 @@ class Life:
         ranks = sglang.tp_size(unit.exec_start)
         reason = self._why_cuda_fails(system, ranks)
         if not reason and unit.behaviour == "crash":
-            reason = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.87 GiB. GPU 0 has a total capacity of 94.97 GiB of which 7.41 GiB is free."
+            reason = _OUT_OF_MEMORY
         if reason:
             for offset, text in sglang.death(reason):
                 self.at(self.now + offset, "program_line", system.name, unit.name, invocation, text, 3)
@@ -362,25 +488,42 @@ class Life:
             return
         for rank in range(ranks):
             pid = self._next_pid(system)
-            system.processes[pid] = Process(pid, self._host_pid(system, pid), unit.main_pid, [f"sglang::scheduler_TP{rank}"],
-                                            dict(system.processes[unit.main_pid].environ), self.now, f"/system.slice/{unit.name}",
-                                            unit.name, comm=f"sglang::schedul", rss_kib=6_291_456, exe=unit.exec_start[0])  # fmt: skip
+            system.processes[pid] = Process(
+                pid,
+                self._host_pid(system, pid),
+                unit.main_pid,
+                [f"sglang::scheduler_TP{rank}"],
+                dict(system.processes[unit.main_pid].environ),
+                self.now,
+                f"/system.slice/{unit.name}",
+                unit.name,
+                comm="sglang::schedul",
+                rss_kib=6_291_456,
+                exe=unit.exec_start[0],
+            )
         self.at(self.now + m.timing.sglang_s * 0.34, "fill_gpus", system.name, unit.name, invocation)
         for offset, text in sglang.startup(unit.exec_start, unit.environment, m.timing.sglang_s):
             if unit.behaviour == "hang" and "Capture cuda graph end" in text:
                 return  # the graphs are never captured: the process lives on, and its port never opens
             self.at(self.now + offset, "program_line", system.name, unit.name, invocation, text, 6)
-        self.at(self.now + sglang.listens_after(m.timing.sglang_s), "listen", system.name, unit.name, invocation, self.now + m.timing.sglang_s)
+        self.at(
+            self.now + sglang.listens_after(m.timing.sglang_s),
+            "listen",
+            system.name,
+            unit.name,
+            invocation,
+            self.now + m.timing.sglang_s,
+        )
 
     def _why_cuda_fails(self, system: System, ranks: int) -> str:
         """The last line of the traceback with which a CUDA program dies here; "" when it does not."""
         m = self.machine
         nvidia = m.hw.nvidia
         if nvidia.library_version != nvidia.module_version:
-            return "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver / cuda driver combination"
+            return _ERROR_803
         denied = system.devices if isinstance(system, Container) else {}
         if denied.get("/dev/nvidia-uvm", ""):
-            return "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing env variable CUDA_VISIBLE_DEVICES after program start."
+            return _UNKNOWN_ERROR
         usable = [g for g in m.hw.live_gpus() if g.condition == "ok"]
         if len(usable) < ranks:
             return "torch.AcceleratorError: CUDA error: invalid device ordinal"
@@ -402,7 +545,9 @@ class Life:
         unit = system.units[unit_name]
         if not self._holds(system, unit, invocation):
             return
-        schedulers = [p for p in system.processes.values() if p.unit == unit_name and p.argv[0].startswith("sglang::scheduler_TP")]
+        schedulers = [
+            p for p in system.processes.values() if p.unit == unit_name and p.argv[0].startswith("sglang::scheduler_TP")
+        ]
         for gpu, process in zip(self.machine.hw.live_gpus(), schedulers, strict=False):
             gpu.processes.append((process.host_pid, process.argv[0], 76842))
             gpu.power_w, gpu.temperature_c, gpu.pstate = 82.4, 34, "P1"
@@ -414,7 +559,9 @@ class Life:
         if self._holds(system, unit, invocation):
             port = sglang.port(unit.exec_start)
             process = system.processes[unit.main_pid]
-            system.endpoints[port] = Endpoint(port, "sglang", unit_name, {"ready_at": ready_at, "argv": process.argv, "environ": process.environ})
+            system.endpoints[port] = Endpoint(
+                port, "sglang", unit_name, {"ready_at": ready_at, "argv": process.argv, "environ": process.environ}
+            )
 
     def on_program_exit(self, name: str, unit_name: str, invocation: str, code: int, status: int) -> None:
         """The main process ends by itself; systemd does what the unit's ``Restart=`` says."""
@@ -441,7 +588,9 @@ class Life:
         if unit.sub != "auto-restart" or unit.invocation_id != invocation:
             return
         unit.n_restarts += 1
-        self.pid1(system, f"{unit.name}: Scheduled restart job, restart counter is at {unit.n_restarts}.", unit=unit, catalogue=_RESTART)
+        self.pid1(
+            system, f"{unit.name}: Scheduled restart job, restart counter is at {unit.n_restarts}.", unit=unit, catalogue=_RESTART
+        )
         self.start(system, unit)
 
     def on_start_by_hand(self, name: str, unit_name: str) -> None:
@@ -455,9 +604,25 @@ class Life:
         system = self.machine.system(name)
         unit = system.units[unit_name]
         pid = self._next_pid(system)
-        environ = {"PATH": _PATH, "HOME": "/root", "SHELL": "/bin/bash", "TERM": "xterm-256color", "USER": "root", **unit.environment}
-        system.processes[pid] = Process(pid, self._host_pid(system, pid), 1, list(unit.exec_start), environ, self.now,
-                                        "/user.slice/user-0.slice/session-3.scope", comm="python", exe=unit.exec_start[0])  # fmt: skip
+        environ = {
+            "PATH": _PATH,
+            "HOME": "/root",
+            "SHELL": "/bin/bash",
+            "TERM": "xterm-256color",
+            "USER": "root",
+            **unit.environment,
+        }
+        system.processes[pid] = Process(
+            pid,
+            self._host_pid(system, pid),
+            1,
+            list(unit.exec_start),
+            environ,
+            self.now,
+            "/user.slice/user-0.slice/session-3.scope",
+            comm="python",
+            exe=unit.exec_start[0],
+        )
         port = sglang.port(unit.exec_start)
         ready = self.now + self.machine.timing.sglang_s
         system.endpoints[port] = Endpoint(port, "sglang", "", {"ready_at": ready, "argv": unit.exec_start, "environ": environ})
@@ -468,7 +633,11 @@ class Life:
             return
         self.pid1(system, f"Stopping {_name(unit)}...", unit=unit, catalogue=_STOPPING)
         if sglang.is_sglang(unit.exec_start) and unit.main_pid:
-            self.says(system, unit, sglang.dated("SIGTERM received. signum=None frame=None. Draining requests and shutting down...", self.now, unit.main_pid))
+            self.says(
+                system,
+                unit,
+                sglang.dated(_SIGTERM_LINE, self.now, unit.main_pid),
+            )
         self._stopped(system, unit)
 
     def _stopped(self, system: System, unit: Unit) -> None:
@@ -518,7 +687,15 @@ class Life:
             for unit in system.units.values():
                 pids = {p.host_pid for p in system.processes.values() if p.unit == unit.name}
                 if pids & {p[0] for p in gpu.processes}:
-                    self.says(system, unit, sglang.dated("TP0] Scheduler hit an exception: torch.AcceleratorError: CUDA error: unspecified launch failure", self.now, unit.main_pid))
+                    self.says(
+                        system,
+                        unit,
+                        sglang.dated(
+                            _LAUNCH_FAILURE,
+                            self.now,
+                            unit.main_pid,
+                        ),
+                    )
                     self.on_program_exit(system.name, unit.name, unit.invocation_id, _CLD_KILLED, _SIGKILL)
 
     def on_gpu_condition(self, pci: str, condition: str, recovery_action: str) -> None:
@@ -542,10 +719,5 @@ def _blank(system: System) -> None:
     for path in [p for p in system.files if p.startswith(("/run/", "/dev/shm/"))]:
         del system.files[path]
     for name, unit in list(system.units.items()):
-        system.units[name] = Unit(**{**_definition(unit)})
-
-
-def _definition(unit: Unit) -> Mapping[str, object]:
-    kept = ("name", "description", "enabled", "load", "type", "fragment", "drop_ins", "exec_start", "environment", "restart", "restart_s",
-            "identifier", "boot_offset_s")  # fmt: skip
-    return {k: getattr(unit, k) for k in kept}
+        system.units[name] = Unit(unit.name, unit.description, boot_offset_s=unit.boot_offset_s)
+        units.load(system, name, system.units[name])

@@ -14,9 +14,11 @@ Only ``machine``, ``faults`` and ``clock`` ever reach the process that plays the
 
 from __future__ import annotations
 
+import copy
 import difflib
 import tomllib
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -43,7 +45,7 @@ class Expectation:
 class Scenario:
     name: str
     title: str
-    wrong: str  # "" when nothing is
+    wrong: str  # one sentence
     machine: Table
     faults: tuple[Table, ...]
     clock: Table
@@ -65,9 +67,11 @@ def load(name: str) -> Scenario:
     known = names()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-        raise LabError(f"the lab has no scenario {name!r}", hint=f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(known)}")
+        raise LabError(
+            f"the lab has no scenario {name!r}", hint=f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(known)}"
+        )
     table = _read(_folder() / f"{name}.toml")
-    base = _read(_folder() / "bases" / f"{table['base']}.toml")
+    base = copy.deepcopy(_base(table["base"]))
     try:
         return Scenario(
             name=name,
@@ -94,6 +98,11 @@ def merged(below: Table, above: Table) -> Table:
 
 def _folder() -> Traversable:
     return resources.files("proofbook.lab") / "scenarios"
+
+
+@lru_cache
+def _base(name: str) -> Table:
+    return _read(_folder() / "bases" / f"{name}.toml")
 
 
 def _read(path: Traversable) -> Table:

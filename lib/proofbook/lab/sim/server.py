@@ -109,7 +109,12 @@ class Server:
             return
         if not now and self.machine.boot.id == self._saved_boot and time.monotonic() - self._saved_at < _SAVE_S:
             return
-        meta = {"fingerprint": self.data["fingerprint"], "runner_boot": runner_boot_id(), "now": self.life.now, "machine": self.machine}
+        meta = {
+            "fingerprint": self.data["fingerprint"],
+            "runner_boot": runner_boot_id(),
+            "now": self.life.now,
+            "machine": self.machine,
+        }
         new = self.folder / "state.pickle.new"
         new.write_bytes(pickle.dumps(meta, protocol=5))
         new.replace(self.folder / "state.pickle")
@@ -394,8 +399,15 @@ class Server:
         match request.get("op"):
             case "status":
                 self.catch_up()
-                return {"pid": os.getpid(), "now": self.clock.now(), "reachable": self.machine.reachable, "boot_id": self.machine.boot.id,
-                        "requested_boots": self.machine.requested_boots, "connections": len(self._connections), "port": self._port}  # fmt: skip
+                return {
+                    "pid": os.getpid(),
+                    "now": self.clock.now(),
+                    "reachable": self.machine.reachable,
+                    "boot_id": self.machine.boot.id,
+                    "requested_boots": self.machine.requested_boots,
+                    "connections": len(self._connections),
+                    "port": self._port,
+                }
             case "sleep":
                 return await self._sleep(float(request["seconds"]), reader)
             case "stop":
@@ -432,9 +444,16 @@ class Server:
             os.unlink("control.sock")
         control = await asyncio.start_unix_server(self.control, "control.sock")
         os.chmod("control.sock", 0o600)
-        about = {"pid": os.getpid(), "pid_started": process_start(os.getpid()), "port": port, "user": self.machine.user.name,
-                 "fingerprint": self.data["fingerprint"], "rate": self.rate, "resumed": self.resumed,
-                 "started_at": datetime.now(UTC).isoformat()}  # fmt: skip
+        about = {
+            "pid": os.getpid(),
+            "pid_started": process_start(os.getpid()),
+            "port": port,
+            "user": self.machine.user.name,
+            "fingerprint": self.data["fingerprint"],
+            "rate": self.rate,
+            "resumed": self.resumed,
+            "started_at": datetime.now(UTC).isoformat(),
+        }
         self._write_known_hosts(port)
         self.save(now=True)
         write_json(self.folder / "daemon.json", about)
@@ -514,7 +533,12 @@ class _Door(asyncssh.SSHServer):
             found = http_get(system, dest_port, path, server.life.now)
             if found:
                 status, kind, body = found
-                writer.write(f"HTTP/1.1 {status} .\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
+                writer.write(
+                    (
+                        f"HTTP/1.1 {status} .\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+                    ).encode()
+                    + body
+                )
             writer.close()
 
         return http

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
+_SRT = "/opt/sglang/venv/lib/python3.12/site-packages/sglang/srt"
 _DATE = "%Y-%m-%d %H:%M:%S"
 
 
@@ -85,7 +86,8 @@ def resolved(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, objec
         "disable_radix_cache": False,
         "disable_cuda_graph": False,
         "disable_custom_all_reduce": "--disable-custom-all-reduce" in argv,
-        "disable_overlap_schedule": bool(algorithm) and environ.get("SGLANG_ENABLE_SPEC_V2", "").lower() not in ("1", "true", "yes", "y"),
+        "disable_overlap_schedule": bool(algorithm)
+        and environ.get("SGLANG_ENABLE_SPEC_V2", "").lower() not in ("1", "true", "yes", "y"),
         "decode_log_interval": 40,
         "cuda_graph_max_bs": 48,
         "ep_size": 1,
@@ -102,18 +104,29 @@ def startup(argv: Sequence[str], environ: Mapping[str, str], took_s: float) -> I
     ranks = range(tp_size(argv))
     draft = speculative(argv)
     if draft:
-        yield 9.5, (
-            "WARNING server_args.py:2691: Max running requests is reset to 48 for speculative decoding. "
-            "You can override this by explicitly setting --max-running-requests."
+        yield (
+            9.5,
+            (
+                "WARNING server_args.py:2691: Max running requests is reset to 48 for speculative decoding. "
+                "You can override this by explicitly setting --max-running-requests."
+            ),
         )
         if not args["disable_overlap_schedule"]:
-            yield 9.5, (
-                "WARNING server_args.py:2700: Spec v2 is enabled for eagle/eagle3 speculative decoding and overlap schedule is turned on."
+            yield (
+                9.5,
+                (
+                    "WARNING server_args.py:2700: Spec v2 is enabled for eagle/eagle3 speculative decoding "
+                    "and overlap schedule is turned on."
+                ),
             )
         else:
-            yield 9.5, (
-                "WARNING server_args.py:2712: Overlap scheduler is disabled when spec v2 is off or using unsupported speculative "
-                "algorithm. You can set env SGLANG_ENABLE_SPEC_V2=True to enable the experimental overlap scheduler."
+            yield (
+                9.5,
+                (
+                    "WARNING server_args.py:2712: Overlap scheduler is disabled when spec v2 is off or using unsupported "
+                    "speculative "
+                    "algorithm. You can set env SGLANG_ENABLE_SPEC_V2=True to enable the experimental overlap scheduler."
+                ),
             )
     yield 10.0, "server_args=ServerArgs(" + ", ".join(f"{k}={v!r}" for k, v in args.items()) + ")"
     for rank in ranks:
@@ -123,14 +136,21 @@ def startup(argv: Sequence[str], environ: Mapping[str, str], took_s: float) -> I
     for rank in ranks:
         yield 17 * unit, f"TP{rank}] Load weight begin. avail mem=93.55 GB"
     for rank in ranks:
-        yield 27 * unit, (
-            f"TP{rank}] Load weight end. elapsed={9.7 * unit + rank / 100:.2f} s, type=Qwen3_5MoeForConditionalGeneration, "
-            "dtype=torch.bfloat16, avail mem=35.27 GB, mem usage=58.28 GB."
+        yield (
+            27 * unit,
+            (
+                f"TP{rank}] Load weight end. elapsed={9.7 * unit + rank / 100:.2f} s, type=Qwen3_5MoeForConditionalGeneration, "
+                "dtype=torch.bfloat16, avail mem=35.27 GB, mem usage=58.28 GB."
+            ),
         )
     buffers = " intermediate_ssm_state_cache size: 9.87GB intermediate_conv_window_cache size: 0.43GB" if draft else ""
     for rank in ranks:
-        yield 28 * unit, (
-            f"TP{rank}] Mamba Cache is allocated. max_mamba_cache_size: 24, conv_state size: 0.04GB, ssm_state size: 0.86GB{buffers}"
+        yield (
+            28 * unit,
+            (
+                f"TP{rank}] Mamba Cache is allocated. max_mamba_cache_size: 24, "
+                f"conv_state size: 0.04GB, ssm_state size: 0.86GB{buffers}"
+            ),
         )
         yield 28 * unit, f"TP{rank}] KV Cache is allocated. #tokens: 116480, K size: 0.67 GB, V size: 0.67 GB"
         yield 28 * unit, f"TP{rank}] Memory pool end. avail mem=22.41 GB"
@@ -138,35 +158,57 @@ def startup(argv: Sequence[str], environ: Mapping[str, str], took_s: float) -> I
         for rank in ranks:
             yield 30 * unit, f"TP{rank}] Load weight begin. avail mem=22.29 GB"
         for rank in ranks:
-            yield 33 * unit, (
-                f"TP{rank}] Load weight end. elapsed={2.6 * unit + rank / 100:.2f} s, type=Qwen3_5ForCausalLMMTP, "
-                "dtype=torch.bfloat16, avail mem=20.38 GB, mem usage=1.91 GB."
+            yield (
+                33 * unit,
+                (
+                    f"TP{rank}] Load weight end. elapsed={2.6 * unit + rank / 100:.2f} s, type=Qwen3_5ForCausalLMMTP, "
+                    "dtype=torch.bfloat16, avail mem=20.38 GB, mem usage=1.91 GB."
+                ),
             )
     for rank in ranks:
         yield 34 * unit, f"TP{rank}] Capture cuda graph begin. This can take up to several minutes. avail mem=20.31 GB"
-    yield 34 * unit, "TP0] Capture cuda graph bs [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 40, 44, 48]"
+    yield (
+        34 * unit,
+        "TP0] Capture cuda graph bs [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 40, 44, 48]",
+    )
     for rank in ranks:
-        yield 43 * unit, f"TP{rank}] Capture cuda graph end. Time elapsed: {8.9 * unit:.2f} s. mem usage=0.48 GB. avail mem=19.83 GB."
+        yield (
+            43 * unit,
+            f"TP{rank}] Capture cuda graph end. Time elapsed: {8.9 * unit:.2f} s. mem usage=0.48 GB. avail mem=19.83 GB.",
+        )
     if draft and args["speculative_num_steps"] != 1:
         for rank in ranks:
             yield 43 * unit, f"TP{rank}] Capture draft cuda graph begin. This can take up to several minutes. avail mem=19.80 GB"
         for rank in ranks:
-            yield 45 * unit, f"TP{rank}] Capture draft cuda graph end. Time elapsed: {1.9 * unit:.2f} s. mem usage=0.12 GB. avail mem=19.68 GB."
-    yield 46 * unit, (
-        "TP0] max_total_num_tokens=116480, chunked_prefill_size=8192, max_prefill_tokens=16384, "
-        f"max_running_requests={6 if draft else 48}, context_len=262144, available_gpu_mem=19.66 GB"
+            yield (
+                45 * unit,
+                f"TP{rank}] Capture draft cuda graph end. Time elapsed: {1.9 * unit:.2f} s. "
+                "mem usage=0.12 GB. avail mem=19.68 GB.",
+            )
+    yield (
+        46 * unit,
+        (
+            "TP0] max_total_num_tokens=116480, chunked_prefill_size=8192, max_prefill_tokens=16384, "
+            f"max_running_requests={6 if draft else 48}, context_len=262144, available_gpu_mem=19.66 GB"
+        ),
     )
     yield 46.5 * unit, "INFO:     Started server process [{pid}]"
     yield 46.5 * unit, "INFO:     Waiting for application startup."
-    yield 46.8 * unit, (
-        "Using default chat sampling params from model generation config: "
-        "{{'repetition_penalty': 1.0, 'temperature': 0.6, 'top_k': 20, 'top_p': 0.95}}"
+    yield (
+        46.8 * unit,
+        (
+            "Using default chat sampling params from model generation config: "
+            "{{'repetition_penalty': 1.0, 'temperature': 0.6, 'top_k': 20, 'top_p': 0.95}}"
+        ),
     )
     yield 47 * unit, "INFO:     Application startup complete."
     yield listens_after(took_s), "INFO:     Uvicorn running on socket ('0.0.0.0', " + str(port(argv)) + ") (Press CTRL+C to quit)"
-    yield 48 * unit, "INFO:     127.0.0.1:38122 - \"GET /get_model_info HTTP/1.1\" 200 OK"
-    yield 48.2 * unit, "TP0] Prefill batch, #new-seq: 1, #new-token: 6, #cached-token: 0, token usage: 0.00, #running-req: 0, #queue-req: 0"
-    yield 49.8 * unit, "INFO:     127.0.0.1:38124 - \"POST /v1/chat/completions HTTP/1.1\" 200 OK"
+    yield 48 * unit, 'INFO:     127.0.0.1:38122 - "GET /get_model_info HTTP/1.1" 200 OK'
+    yield (
+        48.2 * unit,
+        "TP0] Prefill batch, #new-seq: 1, #new-token: 6, #cached-token: 0, token usage: 0.00, #running-req: 0, #queue-req: 0",
+    )
+    yield 49.8 * unit, 'INFO:     127.0.0.1:38124 - "POST /v1/chat/completions HTTP/1.1" 200 OK'
     yield took_s, "The server is fired up and ready to roll!"
 
 
@@ -188,9 +230,15 @@ def dated(text: str, at: float, pid: int) -> str:
 def death(reason: str) -> Iterator[tuple[float, str]]:
     """The lines of a start that ends with ``reason``, the last line of a Python traceback."""
     yield 9.0, "Traceback (most recent call last):"
-    yield 9.0, '  File "/opt/sglang/venv/lib/python3.12/site-packages/sglang/srt/managers/scheduler.py", line 2937, in run_scheduler_process'
+    yield (
+        9.0,
+        f'  File "{_SRT}/managers/scheduler.py", line 2937, in run_scheduler_process',
+    )
     yield 9.0, "    scheduler = Scheduler("
-    yield 9.0, '  File "/opt/sglang/venv/lib/python3.12/site-packages/sglang/srt/model_executor/model_runner.py", line 663, in init_torch_distributed'
+    yield (
+        9.0,
+        f'  File "{_SRT}/model_executor/model_runner.py", line 663, in init_torch_distributed',
+    )
     yield 9.0, "    torch.get_device_module(self.device).set_device(self.gpu_id)"
     yield 9.1, reason
 

@@ -32,7 +32,7 @@ def said(text: str = "", *, error: str = "", status: int = 0) -> Answer:
     return Answer(status, text.encode("utf-8", "surrogateescape"), error.encode("utf-8", "surrogateescape"))
 
 
-class Leave(Exception):  # noqa: N818  (control flow, not an error)
+class Leave(Exception):
     """``exit`` was said; carries the status and what was printed until then."""
 
     def __init__(self, status: int) -> None:
@@ -65,8 +65,11 @@ class Context:
         return self.files.tree(self.system, self.user.uid)
 
     def change(self, path: str, node: FileNode | None) -> None:
-        """Write or delete a file (absolute path)."""
-        self.system.files[path] = node
+        """Write or delete a file (absolute path); deleting a folder deletes what is in it."""
+        files = self.system.files
+        for below in [p for p in files if p == path or (node is None and p.startswith(path + "/"))]:
+            del files[below]  # so that the change comes last: a layer is read in the order of its entries
+        files[path] = node
         self.life.machine.revision += 1
 
 
@@ -339,8 +342,8 @@ class _Parser:
     def _redirect(self) -> Redirect:
         text = self._take()[1]
         if ">&" in text:
-            fd, _, target = text.partition(">&")
-            return Redirect(int(fd or 1), ">&", target)
+            number, _, source = text.partition(">&")
+            return Redirect(int(number or 1), ">&", source)
         kind, target = self._take()
         if kind != "word":
             raise ShellSyntaxError("redirection without a file")
@@ -501,7 +504,7 @@ class Shell:
         elif name in ("exit", "return"):
             raise Leave(int(arguments[0]) if arguments else ctx.last)
         elif name == "export":
-            ctx.env.update(a.split("=", 1) for a in arguments if "=" in a)
+            ctx.env.update((k, v) for k, e, v in (a.partition("=") for a in arguments) if e)
         elif name == "unset":
             for arg in arguments:
                 ctx.env.pop(arg, None)

@@ -34,10 +34,23 @@ def systemctl(ctx: Context, argv: list[str]) -> Answer:
             words.append(word)
     verb, names = (words[0], words[1:]) if words else ("list-units", [])
     handlers: dict[str, Callable[[Context, list[str], dict[str, str]], Answer]] = {
-        "show": _show, "cat": _cat, "list-units": _list_units, "is-system-running": _is_system_running, "is-enabled": _is_enabled,
-        "is-active": _is_active, "is-failed": _is_failed, "status": _status, "reboot": _reboot, "start": _start, "stop": _stop,
-        "restart": _restart, "enable": _enable, "disable": _disable, "daemon-reload": _daemon_reload, "reset-failed": _reset_failed,
-    }  # fmt: skip
+        "show": _show,
+        "cat": _cat,
+        "list-units": _list_units,
+        "is-system-running": _is_system_running,
+        "is-enabled": _is_enabled,
+        "is-active": _is_active,
+        "is-failed": _is_failed,
+        "status": _status,
+        "reboot": _reboot,
+        "start": _start,
+        "stop": _stop,
+        "restart": _restart,
+        "enable": _enable,
+        "disable": _disable,
+        "daemon-reload": _daemon_reload,
+        "reset-failed": _reset_failed,
+    }
     if ctx.system.state == "off":
         return said(error="Failed to connect to system scope bus via local transport: Connection refused\n", status=1)
     if verb not in handlers:
@@ -52,7 +65,11 @@ def systemctl(ctx: Context, argv: list[str]) -> Answer:
 
 
 def _full(name: str) -> str:
-    return name if re.search(r"\.(service|target|socket|timer|mount|slice|scope|device)$", name) or "*" in name else name + ".service"
+    return (
+        name
+        if re.search(r"\.(service|target|socket|timer|mount|slice|scope|device)$", name) or "*" in name
+        else name + ".service"
+    )
 
 
 def stamp(at: float | None) -> str:
@@ -75,7 +92,13 @@ def _changed_on_disk(ctx: Context, unit: Unit) -> bool:
     if fresh is None:
         return True
     return (fresh.drop_ins, fresh.exec_start, fresh.environment, fresh.description, fresh.restart, fresh.fragment) != (
-        unit.drop_ins, unit.exec_start, unit.environment, unit.description, unit.restart, unit.fragment)  # fmt: skip
+        unit.drop_ins,
+        unit.exec_start,
+        unit.environment,
+        unit.description,
+        unit.restart,
+        unit.fragment,
+    )
 
 
 # ---------------------------------------------------------------------------------------------- show
@@ -156,8 +179,9 @@ def _exec_start(unit: Unit) -> str:
     start = stamp(unit.exec_started_at) or "n/a"
     stop = stamp(unit.exec_ended_at) or "n/a"
     return (
-        f"{{ path={unit.exec_start[0]} ; argv[]={' '.join(unit.exec_start)} ; ignore_errors=no ; start_time=[{start}] ; stop_time=[{stop}] ; "
-        f"pid={unit.exec_pid} ; code={_CODES[unit.exec_code]} ; status={unit.exec_status}{'/0' if not unit.exec_status else ''} }}"
+        f"{{ path={unit.exec_start[0]} ; argv[]={' '.join(unit.exec_start)} ; ignore_errors=no ; "
+        f"start_time=[{start}] ; stop_time=[{stop}] ; "
+        f"pid={unit.exec_pid} ; code={_CODES[unit.exec_code]} ; status={unit.exec_status}{'' if unit.exec_status else '/0'} }}"
     )
 
 
@@ -254,7 +278,9 @@ def _is_enabled(ctx: Context, names: list[str], options: dict[str, str]) -> Answ
 
 def _is_active(ctx: Context, names: list[str], options: dict[str, str]) -> Answer:
     states = [_unit(ctx, n).active for n in names]
-    return said("" if "quiet" in options or "q" in options else "".join(s + "\n" for s in states), status=0 if "active" in states else 3)
+    return said(
+        "" if "quiet" in options or "q" in options else "".join(s + "\n" for s in states), status=0 if "active" in states else 3
+    )
 
 
 def _is_failed(ctx: Context, names: list[str], options: dict[str, str]) -> Answer:
@@ -264,7 +290,10 @@ def _is_failed(ctx: Context, names: list[str], options: dict[str, str]) -> Answe
 
 def _status(ctx: Context, names: list[str], options: dict[str, str]) -> Answer:
     if not names:
-        return said(f"● {ctx.system.hostname}\n    State: {ctx.system.state}\n    Units: {len(ctx.system.units)} loaded\n   Failed: {len(_failed(ctx))} units\n")
+        return said(
+            f"● {ctx.system.hostname}\n    State: {ctx.system.state}\n"
+            f"    Units: {len(ctx.system.units)} loaded\n   Failed: {len(_failed(ctx))} units\n"
+        )
     output, status = "", 0
     for name in names:
         unit = _unit(ctx, name)

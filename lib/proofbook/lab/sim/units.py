@@ -93,12 +93,11 @@ def _apply(system: System, unit: Unit, key: str, value: str) -> None:
     elif key == "Environment":
         if not value:
             unit.environment = {}
-        unit.environment.update(w.split("=", 1) for w in shlex.split(value) if "=" in w)
+        unit.environment.update((k, v) for k, e, v in (w.partition("=") for w in shlex.split(value)) if e)
     elif key == "EnvironmentFile":
         text = text_of(system, value.lstrip("-")) or ""
-        unit.environment.update(
-            (k.strip(), v.strip().strip("\"'")) for k, e, v in (line.partition("=") for line in text.splitlines()) if e and k[:1] != "#"
-        )
+        lines = (line.partition("=") for line in text.splitlines() if not line.startswith("#"))
+        unit.environment.update((k.strip(), v.strip().strip("\"'")) for k, e, v in lines if e)
 
 
 def enabled_state(system: System, name: str) -> str:
