@@ -215,15 +215,26 @@ def _only_in_ring(journal: Sequence[KernelLine], ring: Sequence[KernelLine]) -> 
 
     WHY journald's own lines do not count: it writes to the ring buffer itself and does not take those in again.
     """
-    known = Counter(_plain(line.text) for line in journal)
-    extra = []
-    for line in ring:
+    same = Counter(line.text for line in journal)
+    extra = [line for line in ring if not _take(same, line.text)]
+    if not extra:
+        return []
+    # Only what differs as it stands is compared without what the two write differently: most logs never come here.
+    alike = Counter(_plain(text) for text in same.elements())
+    missing = []
+    for line in extra:
         text = _plain(line.text)
-        if known[text] > 0:
-            known[text] -= 1
-        elif text and not line.text.startswith("systemd-journald["):
-            extra.append(line)
-    return extra
+        if text and not line.text.startswith("systemd-journald[") and not _take(alike, text):
+            missing.append(line)
+    return missing
+
+
+def _take(left: Counter[str], text: str) -> bool:
+    """Take ``text`` out of ``left`` once, if it is there."""
+    if left[text] <= 0:
+        return False
+    left[text] -= 1
+    return True
 
 
 def _plain(text: str) -> str:
