@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -306,7 +307,7 @@ def lab_list(as_json: JsonFlag = False) -> None:
     """The scenarios, what is wrong in each, and how each runbook should come out."""
     from proofbook.lab.sim import client
 
-    listed = [s.as_json() for s in client.scenarios()]
+    listed = [info.as_json() for info in client.scenarios()]
     if as_json:
         print(json.dumps(listed, ensure_ascii=False))
         return
@@ -347,10 +348,11 @@ def lab_status(as_json: JsonFlag = False) -> None:
 
     running = client.status()
     if as_json:
-        print(json.dumps(running, default=str))
+        print(json.dumps([asdict(one) for one in running], default=str))
         return
     for one in running:
-        out.print("  ".join(f"{k}={v}" for k, v in one.items()), markup=False)
+        answers = "" if one.reachable else "  DOES NOT ANSWER"
+        out.print(f"lab:{one.scenario}  port {one.port}  pid {one.pid}  boot {one.boot_id[:12]}…  {one.now:%Y-%m-%d %H:%M:%S}Z{answers}")
     if not running:
         out.print("no simulated machine runs")
 

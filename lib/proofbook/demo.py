@@ -53,7 +53,7 @@ class Leg:
 
 def tour(out: Console, err: Console, *, outputs: Path | None = None, scenarios: Sequence[str] | None = None) -> int:
     """Run the scenarios headless, two at a time, and print what came out. Returns 0 when each came out as it should."""
-    known = {s.scenario: s.as_json() for s in client.scenarios()}
+    known = {info.scenario: info.as_json() for info in client.scenarios()}
     names = [n.removeprefix("lab:") for n in scenarios or TOUR]
     for name in names:
         if RUNBOOK not in known.get(name, {}).get("runbooks", {}):

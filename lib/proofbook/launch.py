@@ -111,7 +111,7 @@ def launch(
 def _execute(notebook: Path, parameters: dict[str, Any], run_id: str) -> tuple[str, str]:
     """Execute the notebook; the executed copy as JSON is held in memory. Returns (executed notebook, trouble)."""
     # WHY: jsonschema's format checker would build a whole grammar on import (about 2 s of CPU); notebooks need none of it.
-    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+    sys.modules.setdefault("rfc3987_syntax", None)
     import papermill
     from papermill.exceptions import PapermillExecutionError
     from papermill.iorw import papermill_io
@@ -123,7 +123,7 @@ def _execute(notebook: Path, parameters: dict[str, Any], run_id: str) -> tuple[s
         try:
             papermill.execute_notebook(
                 str(notebook),
-                f"proofbook-memory://{run_id}",
+                f"proofbook-memory://{run_id}.ipynb",
                 parameters=parameters,
                 progress_bar=False,
                 log_output=False,

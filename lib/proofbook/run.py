@@ -403,6 +403,9 @@ class Run:
     def check(self, *checks: Check, look: str = "now", title: str = "", again: bool = False) -> Findings:
         """Verb: hold expectations against fresh observations. All checks of one step share one look."""
 
+        if not checks:
+            return Findings()
+
         def do() -> Findings:
             needed = dict.fromkeys(p for check in checks for p in check.needs())
             seen = self.look(*needed, look=look)
@@ -559,6 +562,8 @@ class Run:
 
     def wait(self, minutes: float, *, why: str) -> None:
         """Verb: let the host's time pass."""
+        if minutes <= 0:
+            return
 
         def do() -> None:
             left = minutes * 60

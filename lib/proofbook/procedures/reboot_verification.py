@@ -144,11 +144,13 @@ def first_look(run: Run, before: Baseline | None, applied: Applied) -> tuple[Che
     """Everything that can be judged as soon as the services had their time to start."""
     if applied.facts.get("came_back") is False:
         return (checks.CameBack(applied.summary, run.intent.console),)
-    return checks.first_look(scope(run), before, _situation(run, applied))
+    return checks.first_look(scope(run), before, _situation(run, applied), run.seen)
 
 
 def second_look(run: Run, before: Baseline | None, applied: Applied, first: Findings) -> tuple[Check, ...]:
     """What tends to go wrong late: kernel log, GPUs, services; and whether anything restarted since the first look."""
+    if run.parameters.settle_minutes == 0:
+        return ()
     if applied.facts.get("came_back") is False:
         return (checks.CameBack(applied.summary, run.intent.console),)
     return checks.second_look(scope(run), before, _situation(run, applied), run.seen)

@@ -1,0 +1,44 @@
+"""Every scenario of the lab comes out as its file says: the exam of reboot verification."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proofbook.lab.sim import client
+
+from .conftest import RUNBOOK, expectation, record_of, run_scenario
+
+SCENARIOS = [info.scenario for info in client.scenarios() if RUNBOOK in info.runbooks]
+
+#: What the record must say besides the verdict: (check or signature word, verdict, words of the reason).
+SAYS = {
+    "gpu-missing": ("FAIL", "0000:"),
+    "late-xid79": ("FAIL", "79"),
+    "page-fault-storm": ("FAIL", "at least"),
+    "mtp-silently-off": ("FAIL", "speculative"),
+    "link-x8": ("FAIL", "x8"),
+    "never-comes-back": ("UNKNOWN", "console"),
+    "aer-firmware": ("NOT_CHECKED", "firmware"),
+}
+
+
+def test_there_is_a_scenario_for_each_way_to_go_wrong() -> None:
+    assert len(SCENARIOS) >= 25
+
+
+@pytest.mark.lab
+@pytest.mark.runbook
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_scenario(scenario: str, lab: Path, outputs: Path) -> None:
+    right = expectation(scenario)
+    outcome = run_scenario(scenario, outputs)
+    came = {"verdict": outcome.verdict, "status": outcome.status, "exit_code": outcome.exit_code}
+    assert came == {k: right[k] for k in came}, outcome.message
+    assert client.unknown_commands(scenario) == []
+    if scenario in SAYS:
+        verdict, words = SAYS[scenario]
+        findings = record_of(outcome, outputs)["findings"]
+        told = [f"{f['subject']} {f['reason']} {f.get('what_to_do', '')}" for f in findings if f["verdict"] == verdict]
+        assert any(words.lower() in text.lower() for text in told), told

@@ -1,0 +1,129 @@
+"""The same notebook stepped cell by cell in a real kernel, with stdin allowed, as JupyterLab does it."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyter_client.manager import KernelManager
+
+from proofbook.archive import Archive
+from proofbook.lab.sim import client
+from proofbook.launch import runbook_file
+
+from .conftest import RUNBOOK, record_of, run_scenario
+
+pytestmark = [pytest.mark.lab, pytest.mark.runbook]
+
+
+class Stepper:
+    """A front end that allows stdin and executes one cell at a time."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._manager = KernelManager(kernel_name="python3")
+        self._manager.start_kernel(env=environment)
+        self.client = self._manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+        self.questions: list[str] = []
+
+    def step(self, source: str, answer: str = "") -> dict[str, Any]:
+        """Execute one cell, answering whatever it asks; returns the execute reply with the texts that it showed."""
+        asked = self.client.execute(source, allow_stdin=True)
+        shown: list[str] = []
+        while True:
+            try:
+                question = self.client.get_stdin_msg(timeout=0.05)
+            except queue.Empty:
+                pass
+            else:
+                self.questions.append(question["content"]["prompt"])
+                self.client.input(answer)
+            try:
+                message = self.client.get_iopub_msg(timeout=0.05)
+            except queue.Empty:
+                continue
+            if message["parent_header"].get("msg_id") != asked:
+                continue
+            content = message["content"]
+            if message["msg_type"] in ("display_data", "execute_result", "update_display_data"):
+                shown.append(content["data"].get("text/html") or content["data"].get("text/markdown") or content["data"]["text/plain"])
+            if message["msg_type"] == "status" and content["execution_state"] == "idle":
+                break
+        reply: dict[str, Any] = self.client.get_shell_msg(timeout=60)["content"]
+        return {**reply, "shown": shown}
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self._manager.shutdown_kernel(now=False)
+
+
+@pytest.fixture
+def stepper(lab: Path, outputs: Path) -> Iterator[Stepper]:
+    here = Stepper({**os.environ, "PROOFBOOK_OUTPUTS": str(outputs), "PROOFBOOK_LAB_DIR": str(lab)})
+    yield here
+    here.close()
+
+
+def cells(**parameters: Any) -> list[str]:
+    """The code cells of the runbook, with a person's edits of the parameters cell."""
+    notebook = json.loads(runbook_file(RUNBOOK).read_text())
+    sources = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
+    edits = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
+    return [f"{sources[0]}\n{edits}", *sources[1:]]
+
+
+def shape(record: dict[str, Any]) -> Any:
+    """What must not depend on how it was run: everything but times, identities of this one run, and who approved."""
+    return [(f["check"], f["subject"], f["verdict"], f["look"]) for f in record["findings"]], record["verdict"], record["status"]
+
+
+def test_stepped_live_and_headless_leave_the_same_record(stepper: Stepper, outputs: Path) -> None:
+    client.reset("healthy")
+    for source in cells(host="lab:healthy", reboot=True, settle_minutes=1.0):
+        reply = stepper.step(source, answer="gpu-hv1")
+        assert reply["status"] == "ok", "\n".join(reply.get("traceback", []))
+    assert len(stepper.questions) == 1
+    assert "Do not approve: press Enter" in stepper.questions[0]
+    (live,) = [r for r in Archive(outputs).runs()]
+    assert live.as_json()["gate"]["how"] == "typed"
+    headless = run_scenario("healthy", outputs, reboot=True, settle_minutes=1.0)
+    assert shape(live.as_json()) == shape(record_of(headless, outputs))
+
+
+def test_enter_at_the_gate_stops_and_the_next_cells_touch_nothing(stepper: Stepper, outputs: Path) -> None:
+    client.reset("healthy")
+    boot_before = None
+    replies = []
+    for source in cells(host="lab:healthy", reboot=True, settle_minutes=0.0):
+        replies.append(stepper.step(source, answer=""))
+    assert [r["ename"] for r in replies if r["status"] == "error"][:2] == ["StoppedAtGate", "Sealed"]
+    (run,) = Archive(outputs).runs()
+    assert run.status == "stopped-at-gate"
+    assert run.exit_code == 3
+    assert boot_before is None or run.after["boot_id"] == boot_before
+
+
+def test_a_cell_that_is_run_again_does_not_act_again(stepper: Stepper, outputs: Path) -> None:
+    client.reset("healthy")
+    sources = cells(host="lab:healthy", reboot=True, settle_minutes=0.0)
+    apply_at = next(i for i, s in enumerate(sources) if "run.apply" in s)
+    for source in sources[: apply_at + 1]:
+        assert stepper.step(source, answer="gpu-hv1")["status"] == "ok"
+    assert stepper.step(sources[apply_at])["status"] == "ok"
+    for source in sources[apply_at + 1 :]:
+        assert stepper.step(source)["status"] == "ok"
+    (run,) = Archive(outputs).runs()
+    assert len(run.as_json()["acts"]) == 1
+
+
+def test_a_wrong_parameter_is_refused_in_the_notebook_too(stepper: Stepper, outputs: Path) -> None:
+    reply = [stepper.step(s) for s in cells(host="lab:healthy", settle_minutes="soon")[:2]][-1]
+    assert reply["ename"] == "BadParameter"
+    assert "settle_minutes" in reply["evalue"]
+    assert not outputs.exists() or not any(outputs.rglob("journal.jsonl"))
