@@ -1,7 +1,9 @@
 """Asks the CUDA driver library for its devices, as any CUDA program would first do. Prints one JSON line.
 
 The call is made in a child with a deadline: on a wedged driver cuInit hangs in the kernel, where no signal reaches it.
+Runs on whatever Python 3 the machine has, so it uses nothing newer than 3.6.
 """
+# ruff: noqa: UP006, UP035, UP037, UP045
 
 import ctypes
 import json
@@ -9,12 +11,13 @@ import os
 import select
 import signal
 import sys
+from typing import Any, Dict, Optional
 
 DEADLINE_S = 15
 
 
-def ask():
-    answer = {"library": None, "cuInit": None, "devices": None, "error": None}
+def ask() -> "Dict[str, Any]":
+    answer: "Dict[str, Any]" = {"library": None, "cuInit": None, "devices": None, "error": None}
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -28,7 +31,7 @@ def ask():
         if code == 0:
             answer["devices"] = count.value
         else:
-            answer["error"] = "cuDeviceGetCount returned %d" % code
+            answer["error"] = f"cuDeviceGetCount returned {code}"
     else:
         text = ctypes.c_char_p()
         if library.cuGetErrorString(answer["cuInit"], ctypes.byref(text)) == 0 and text.value:
@@ -36,7 +39,7 @@ def ask():
     return answer
 
 
-def loaded_from():
+def loaded_from() -> "Optional[str]":
     with open("/proc/self/maps") as maps:
         for line in maps:
             path = line.split(None, 5)[-1].strip()
@@ -45,7 +48,7 @@ def loaded_from():
     return None
 
 
-def main():
+def main() -> None:
     readable, writable = os.pipe()
     child = os.fork()
     if child == 0:
@@ -57,14 +60,14 @@ def main():
     ready, _, _ = select.select([readable], [], [], DEADLINE_S)
     if ready:
         said = os.read(readable, 65536)
-    failed = {"library": None, "cuInit": None, "devices": None}
+    failed: "Dict[str, Any]" = {"library": None, "cuInit": None, "devices": None}
     if not ready:
         # No wait for the child: where the driver is wedged, even SIGKILL does not end it.
         os.kill(child, signal.SIGKILL)
-        failed["error"] = "cuInit did not return within %d s" % DEADLINE_S
+        failed["error"] = f"cuInit did not return within {DEADLINE_S} s"
     elif not said:
         status = os.waitpid(child, 0)[1]
-        failed["error"] = "the process that called cuInit died of signal %d" % (status & 0x7F)
+        failed["error"] = f"the process that called cuInit died of signal {status & 0x7F}"
     print(said.decode() if said else json.dumps(failed))
     sys.stdout.flush()
     os._exit(0)

@@ -71,7 +71,7 @@ lane() {
     echo "e $number $pid $status $start $cs $full" >&4;
   done;
 };
-open_lane() { lanes=$((lanes + 1)); lane "$@" > /dev/null & helpers="$helpers $!"; };
+open_lane() { lanes=$((lanes + 1)); ( exec > /dev/null 2>&1; lane "$@" ) & helpers="$helpers $!"; };
 forget() { kept=; for one in $live; do case $one in "$1":*) ;; *) kept="$kept $one" ;; esac; done; live=$kept; };
 
 on_tick() {

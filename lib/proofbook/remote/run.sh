@@ -3,13 +3,15 @@
 #
 # WHY no quote, backslash, exclamation mark or newline: see gather.sh.
 #
+# WHY "listen" is in a background of its own: dash waits for every process of a pipeline, and this one outlives the
+# command. It reads on after a command that wants no more input, since only the end of file has a meaning.
 # The end of the output is marked by the nonce on both streams, so nobody has to wait for a daemon that keeps them open.
 # "stop" is called at the deadline or when the client is gone, and again every two seconds: TERM, then KILL, then give up.
 
 LC_ALL=C; PATH=${PATH:-/usr/local/bin:/usr/bin:/bin}:/usr/local/sbin:/usr/sbin:/sbin; SYSTEMD_COLORS=0; SYSTEMD_PAGER=;
 export LC_ALL PATH SYSTEMD_COLORS SYSTEMD_PAGER;
 N=$(echo; echo .); N=${N%.};
-exec 3<&0 < /dev/null;
+exec 3<&0 5>&2 < /dev/null 2> /dev/null;
 read -r nonce size <&3; IFS= read -r line <&3 || { echo "refused the request came incomplete"; exit 65; };
 uid=$(id -u); apart=; command -v setsid > /dev/null && apart=setsid;
 clock() { read -r up rest < /proc/uptime || up=$(date +%s).00; cs=${up#*.}; cs=$((${up%.*} * 100 + ${cs#0})); } 2> /dev/null;
@@ -17,12 +19,12 @@ clock() { read -r up rest < /proc/uptime || up=$(date +%s).00; cs=${up#*.}; cs=$
 child() {
   eval "set -- $1"; root=$2; shift 2;
   case $root$uid in 0* | 10) ;; *) set -- sudo -n -- "$@" ;; esac;
-  cd /; exec 3<&- 4>&- $apart "$@";
+  cd /; exec 2>&5 3<&- 5>&- $apart "$@";
 };
 signal() {
   kill -s "$1" -- "-$pid" || kill -s "$1" "$pid" || case $uid in 0) ;; *) sudo -n kill -s "$1" -- "-$pid" ;; esac;
-} 2> /dev/null;
-report() { clock; echo "$nonce" 2> /dev/null; echo "$nonce $1 $wall $start $cs $stage $uid" >&2; };
+};
+report() { clock; echo "$nonce"; echo "$nonce $1 $wall $start $cs $stage $uid" >&5; };
 stop() {
   stage=$((stage + 1));
   case $stage in
@@ -31,22 +33,26 @@ stop() {
     *) report -; kill -s KILL $helpers; exit ;;
   esac;
 };
-insist() { while kill -s USR1 $$ && sleep 2; do :; done; };
-watch() { sleep "$1" & nap=$!; trap "kill $nap; exit" TERM; wait "$nap"; trap - TERM; insist; };
-listen() { case $size in 0) ;; *) head -c "$size" ;; esac; exec > /dev/null; read -r rest; kill -0 $$ && insist; };
+insist() { for n in 1 2 3; do kill -s USR1 $$ && sleep 2 || exit; done; };
+wake() { kill "$nap"; exit; };
+watch() { nap=; trap wake TERM; sleep "$1" & nap=$!; wait "$nap"; trap - TERM; insist; };
+listen() {
+  case $size in 0) ;; *) head -c "$size" ;; esac;
+  exec > /dev/null; cat; kill -0 $$ && insist;
+};
 
 status=127; stage=0; pid=; helpers=; clock; start=$cs; wall=$(date +%s.%N);
 trap : PIPE; trap stop USR1 HUP TERM INT;
 
 case $size in
-  0) child "$line" < /dev/null & pid=$!; listen <&3 > /dev/null 2>&1 & helpers=$! ;;
-  *) listen <&3 2> /dev/null | child "$line" & pid=$! ;;
+  0) ( child "$line" ) < /dev/null & pid=$!; ( exec > /dev/null 5>&-; listen <&3 ) & helpers=$! ;;
+  *) ( exec 5>&-; listen <&3 & ) | child "$line" & pid=$! ;;
 esac;
-watch "${line%% *}" > /dev/null 2>&1 3<&- & helpers="$helpers $!";
+( exec > /dev/null 3<&- 5>&-; watch "${line%% *}" ) & helpers="$helpers $!";
 while
   seen=$stage; wait "$pid"; code=$?;
   case $code in 127) ;; *) status=$code ;; esac;
   [ "$stage" -gt "$seen" ];
 do :; done;
-report "$status"; kill -s TERM $helpers 2> /dev/null;
+report "$status"; kill -s TERM $helpers;
 exit 0;

@@ -148,7 +148,9 @@ def parse_gather(data: bytes, commands: Sequence[Command], nonce: str) -> list[R
     wall, anchor, uid = clock.split()
     rows = {int(row[0]): row[1:] for row in (line.split() for line in table) if row}
     if len(outputs) != 2 * len(commands) or rows.keys() != set(range(1, len(commands) + 1)):
-        raise TransportError(f"the answer of gather is out of frame: {len(outputs)} outputs, {len(rows)} rows for {len(commands)} commands")
+        raise TransportError(
+            f"the answer of gather is out of frame: {len(outputs)} outputs, {len(rows)} rows for {len(commands)} commands"
+        )
     epoch = _epoch(wall)
     results = []
     for n, c in enumerate(commands, 1):
@@ -204,7 +206,8 @@ def read_run_request(data: bytes) -> RunRequest | None:
 def write_run_answer(request: RunRequest, result: Result, *, uid: int) -> tuple[bytes, bytes]:
     """What run.sh would answer on stdout and stderr, for a machine that is simulated."""
     status = "-" if result.exit_status is None else str(result.exit_status)
-    tail = f"{request.nonce} {status} {result.started_at.timestamp():.6f} 0 {round(result.duration_s * 100)} {int(result.timed_out)} {uid}\n"
+    times = f"{result.started_at.timestamp():.6f} 0 {round(result.duration_s * 100)}"
+    tail = f"{request.nonce} {status} {times} {int(result.timed_out)} {uid}\n"
     return result.stdout + f"{request.nonce}\n".encode(), result.stderr + tail.encode()
 
 
@@ -262,7 +265,8 @@ def _judged(result: Result, flag: str, uid: int) -> Result:
     elif flag == NO_SPACE:
         trouble = "the machine's temporary folder ran full, so its output may be cut"
     elif result.exit_status == _TOO_MUCH and (result.lost_stdout or result.lost_stderr):
-        trouble = f"it was ended because it said more than {c.max_output} bytes (at least {result.lost_stdout + result.lost_stderr} more)"
+        more = result.lost_stdout + result.lost_stderr
+        trouble = f"it was ended because it said more than {c.max_output} bytes (at least {more} more)"
     elif c.root and uid != 0:
         trouble = _sudo_trouble(result)
     if trouble:
@@ -271,7 +275,7 @@ def _judged(result: Result, flag: str, uid: int) -> Result:
 
 
 _SUDO_REFUSES = re.compile(
-    r"sudo: (?:a password is required|a terminal is required|sorry, you must have a tty|no tty present|.* is not in the sudoers file)"
+    r"sudo: (?:a password is required|a terminal is required|sorry, you must have a tty|no tty present)"
     r"|.* is not in the sudoers file|Sorry, user .* (?:is not allowed to execute|may not run sudo)"
     r"|setsid: failed to execute sudo|.*\bsudo: not found"
 )
