@@ -222,9 +222,10 @@ def connect(spec: HostSpec) -> tuple[Transport, Clock]:
     from proofbook.transports.ssh import SshTransport
 
     if spec.lab:
+        from proofbook.lab import real
         from proofbook.lab.sim import client
 
-        lab = client.ensure(spec.lab)
+        lab = real.ensure(spec.lab) if real.knows(spec.lab) else client.ensure(spec.lab)
         transport = SshTransport(
             lab.address,
             port=lab.port,
@@ -233,7 +234,7 @@ def connect(spec: HostSpec) -> tuple[Transport, Clock]:
             known_hosts=str(lab.known_hosts),
             ssh_config=False,
         )
-        return transport, client.LabClock(lab.state_dir)
+        return transport, WallClock() if real.knows(spec.lab) else client.LabClock(lab.state_dir)
     return (
         SshTransport(
             spec.target,
@@ -375,9 +376,12 @@ def _kernel_problems(hosts: Mapping[str, HostSpec], tables: Mapping[str, Any]) -
 
 
 def _lab_host(name: str) -> HostSpec:
+    from proofbook.lab import real
     from proofbook.lab.sim import client
 
     scenario = name.removeprefix(LAB_PREFIX)
+    if real.knows(scenario):
+        return HostSpec(**real.host_table(scenario), name=name, source="lab", lab=scenario)
     known = [info.scenario for info in client.scenarios()]
     if scenario not in known:
         raise BadParameter(

@@ -1,0 +1,100 @@
+"""The Debian packages of the real lab: what this machine needs, and what the machines inside are made of. Named here alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+
+from proofbook.errors import LabError
+
+__all__ = ["BOX_TOOLS", "GUEST", "VM_TOOLS", "require", "require_root", "search_path", "tool"]
+
+#: program → package, on this machine
+BOX_TOOLS: Mapping[str, str] = {
+    "mmdebstrap": "mmdebstrap",
+    "systemd-nspawn": "systemd-container",
+    "unshare": "util-linux",
+    "setpriv": "util-linux",
+    "mount": "mount",
+    "ip": "iproute2",
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+}
+VM_TOOLS: Mapping[str, str] = {
+    "mmdebstrap": "mmdebstrap",
+    "qemu-system-x86_64": "qemu-system-x86",
+    "qemu-img": "qemu-utils",
+    "unshare": "util-linux",
+    "setpriv": "util-linux",
+    "busybox": "busybox-static",
+    "mkfs.ext4": "e2fsprogs",
+    "modprobe": "kmod",
+    "depmod": "kmod",
+    "cpio": "cpio",
+    "zstd": "zstd",
+    "gcc": "gcc",
+    "make": "make",
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+}
+
+#: inside the machines: what a small server has, and two login shells that are not bash
+GUEST = (
+    "systemd",
+    "systemd-sysv",
+    "udev",
+    "dbus",
+    "openssh-server",
+    "python3",
+    "sudo",
+    "iproute2",
+    "pciutils",
+    "kmod",
+    "procps",
+    "curl",
+    "dash",
+    "tcsh",
+)
+
+#: Debian's keys, which say that what the mirror gave is Debian's
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+KEYRING_PACKAGE = "debian-archive-keyring"
+
+# WHY: an ordinary user's PATH, and that of some services, misses these; mkfs and modprobe live there.
+_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
+
+
+def search_path() -> str:
+    """The PATH that the lab's programs get."""
+    return _PATH
+
+
+def tool(program: str) -> str:
+    """The path of a program of this machine. Raises LabError when it is missing."""
+    found = shutil.which(program, path=_PATH)
+    if found is None:
+        package = {**BOX_TOOLS, **VM_TOOLS}.get(program, program)
+        raise LabError(f"{program} is missing on this machine", hint=f"apt-get install {package}")
+    return found
+
+
+def require(tools: Mapping[str, str], what: str) -> None:
+    """Raises LabError that names everything that is missing, and the one command that brings it."""
+    missing = {program: package for program, package in tools.items() if shutil.which(program, path=_PATH) is None}
+    if not os.path.exists(KEYRING):
+        missing[KEYRING] = KEYRING_PACKAGE
+    if missing:
+        packages = " ".join(sorted(set(missing.values())))
+        raise LabError(
+            f"{what} needs programs that are missing here: {', '.join(sorted(missing))}",
+            hint=f"apt-get install --no-install-recommends {packages}   (Debian bookworm or trixie)",
+        )
+
+
+def require_root(what: str) -> None:
+    """Raises LabError for anybody but root."""
+    if os.geteuid() != 0:
+        raise LabError(
+            f"{what} needs root: it makes namespaces, mounts and control groups", hint="run it as root, e.g. with sudo"
+        )
