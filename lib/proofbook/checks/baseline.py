@@ -316,15 +316,13 @@ def _configuration_row(before: Baseline, now: Baseline, spec: str) -> Row:
     """One line for argv and environment together; their text is long, so only what differs is shown."""
     b, a = before.processes.get(spec), now.processes.get(spec)
     if b is None or a is None:
-        return _row(f"{spec} configuration", *(None if x is None else f"{len(x.argv)} arguments" for x in (b, a)))
+        return _row(f"{spec} configuration", *(None if x is None else f"{len(x.argv)} words" for x in (b, a)))
     differing = changes(b.argv, a.argv)
     if b.environ is not None and a.environ is not None:
         differing += environment_changes(b.environ, a.environ)
     elif not differing:
-        return Row(
-            f"{spec} configuration", f"{len(b.argv)} arguments", f"{len(a.argv)} arguments; environment unreadable", _MISSING
-        )
+        return Row(f"{spec} configuration", f"{len(b.argv)} words", f"{len(a.argv)} words; environment unreadable", _MISSING)
     if not differing:
-        return _row(f"{spec} configuration", f"{len(b.argv)} arguments", f"{len(b.argv)} arguments")
+        return _row(f"{spec} configuration", f"{len(b.argv)} words", f"{len(b.argv)} words")
     texts = ("; ".join(f"{c.what}: {c.before}" for c in differing), "; ".join(f"{c.what}: {c.after}" for c in differing))
     return Row(f"{spec} configuration", *texts, "changed")

@@ -35,6 +35,9 @@ class CameBack(Check):
             late = "; by now it answers again, later than this run was willing to wait, and nothing of it was verified"
             todo = "Verify it now with a run of its own: reboot=false, baseline=<the id of this run>."
             return [self.unknown(self.what_happened + late, action=Suggested.LOOK, what_to_do=todo)]
-        todo = f"Look at {where}: firmware still testing, a passphrase prompt, a kernel panic, no network? Power cycle only after that look."
+        todo = (
+            f"Look at {where}: firmware still testing, a passphrase prompt, a kernel panic, no network? Power "
+            "cycle only after that look."
+        )
         rest = "; whether its GPUs and services are well is not known"
         return [self.unknown(self.what_happened + rest, action=Suggested.CONSOLE, what_to_do=todo)]

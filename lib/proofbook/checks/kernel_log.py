@@ -128,7 +128,12 @@ class KernelLogClean(Check):
             )
         if not any(f.verdict in (Verdict.FAIL, Verdict.WARN, Verdict.UNKNOWN) for f in findings):
             scary = sum(judgement.benign.values())
-            known = f"; {counted(scary, 'line')} of them look bad and are known to be harmless" if scary else ""
+            known = (
+                f"; {scary} of them {'looks' if scary == 1 else 'look'} bad and {'is' if scary == 1 else 'are'} known "
+                "to be harmless"
+                if scary
+                else ""
+            )
             lines = counted(len(judged.messages.lines), "line")
             findings.append(self.passed(f"no fault in {lines} of a complete log ({judged.messages.source}){known}"))
         return findings

@@ -41,12 +41,12 @@ class ServiceAnswers(Check):
                 )
             ]
         answer, why = tell(seen, Endpoint(service.url, self.container)).pair
-        unit = tell(seen, UnitState(service.name, self.container)).value
+        unit, no_unit = tell(seen, UnitState(service.name, self.container)).pair
         if answer is None:
             return [self.unknown(f"whether it answers could not be tried: {why}", subject=service.spec)]
         about: dict[str, Any] = {"subject": service.spec, "expected": 200, "observed": answer.http_status or answer.error}
         if answer.http_status == 200:
-            return [self._answered(answer, unit, about)]
+            return [self._answered(answer, unit, no_unit, about)]
         said = f"HTTP {answer.http_status}" if answer.http_status is not None else answer.error or "no answer"
         state = f"it is {unit.active} ({unit.sub})" if unit else "its unit's state is not known"
         age = self._age(seen, unit)
@@ -70,8 +70,12 @@ class ServiceAnswers(Check):
             )
         ]
 
-    def _answered(self, answer: EndpointFacts, unit: UnitFacts | None, about: dict[str, Any]) -> Finding:
-        if unit is not None and unit.active not in ("active", "reloading", "activating"):
+    def _answered(self, answer: EndpointFacts, unit: UnitFacts | None, no_unit: str, about: dict[str, Any]) -> Finding:
+        if unit is None:
+            return self.unknown(
+                f"{answer.url} answers 200, but whether it is this unit that answers is not known: {no_unit}", **about
+            )
+        if unit.active not in ("active", "reloading", "activating"):
             return self.failed(
                 f"{answer.url} answers 200, but the unit is {unit.active} ({unit.sub}): something else answers there",
                 action=Suggested.LOOK,
