@@ -75,7 +75,7 @@ def _safe(name: str) -> str:
 
 
 def new_run_dir(outputs: Path, runbook: str, host: str, when: datetime, run_id: str) -> Path:
-    """Make the folder ``….partial`` of a new run. Raises BadParameter for a run id that does not fit, RecordError if it exists."""
+    """Make the folder ``….partial`` of a new run. Raises BadParameter for a run id that does not fit, RecordError if there."""
     form = _RUN_ID.fullmatch(run_id)
     stamp = f"{when.astimezone(UTC):%Y%m%dT%H%M%SZ}"
     if form is None or form["when"] != stamp:
@@ -97,7 +97,7 @@ def new_run_dir(outputs: Path, runbook: str, host: str, when: datetime, run_id: 
 
 
 def keep_beside(folder: Path, name: str, text: str) -> Path:
-    """Keep a file that belongs to a sealed record, but came too late for its seal (the executed notebook), redacted. Returns its path."""
+    """Keep a file of a sealed record that came too late for its seal (the executed notebook), redacted. Returns its path."""
     outputs, run_id = folder.parents[4], load_record(folder).run_id
     writer = Writer(outputs / "annotations" / run_id, Redactor())
     try:
@@ -128,7 +128,7 @@ class Archive:
     def runs(
         self, *, runbook: str = "", host: str = "", status: str = "", verdict: str = "", limit: int | None = None
     ) -> list[Brief]:
-        """Records, newest first, filtered by equality. Folders that hold no readable record are left out (see :meth:`damaged`)."""
+        """Records, newest first, filtered by equality. Folders without a readable record are left out (see :meth:`damaged`)."""
         wanted = {"runbook": runbook, "host": host, "status": status, "verdict": verdict}
         found: list[Brief] = []
         for brief in self._briefs():
@@ -267,9 +267,9 @@ class Archive:
     # ------------------------------------------------------------------------------------------- sweeping
 
     def runner_alive(self, folder: Path) -> bool:
-        """Whether the process that writes this run still lives, as far as this machine can tell.
+        """Whether the process that writes this run still lives.
 
-        A runner on another machine counts as alive: only its own machine can tell (by pid, the pid's start time, and its boot-id).
+        A runner on another machine counts as alive: only its own machine can tell (by pid, the pid's start, and its boot-id).
         """
         try:
             reading = read_journal(folder / JOURNAL)

@@ -25,6 +25,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup, escape
+
 from proofbook.errors import RecordError, Sealed
 from proofbook.journal import JOURNAL, MANIFEST, Journal, JournalReading, Writer, parse_journal, plain, read_journal
 from proofbook.model import RunStatus, Verdict, exit_code, worst
@@ -384,10 +386,8 @@ class _Builder:
             if plan["digest"] == digest or digest is None:
                 found: dict[str, Any] = plan
                 return found
-        orphan: dict[str, Any] = {
-            "digest": digest, "title": "(plan not in this journal)", "actions": [], "undo": [], "diff": "", "cannot_undo": [], "facts": [],
-            "gates": [], "acts": [], "applied": None,
-        }  # fmt: skip
+        empty: dict[str, Any] = {name: [] for name in ("actions", "undo", "cannot_undo", "facts", "gates", "acts")}
+        orphan = {"digest": digest or "", "title": "(plan not in this journal)", "diff": "", "applied": None, **empty}
         self.lists["plans"].append(orphan)
         return orphan
 
@@ -474,7 +474,7 @@ def load_record(run_dir: Path) -> RunRecord:
 def render(
     run_dir: Path, *, writer: Writer | None = None, events: Sequence[Event] | None = None, final: bool = False
 ) -> RunRecord:
-    """Write the record's files beside the journal. ``final`` adds what only a finished run needs: evidence in the HTML, JUnit, notebook.
+    """Write the record's files beside the journal; ``final`` adds evidence in the HTML, JUnit XML and the notebook.
 
     ``events`` saves reading the journal again. Raises DiskFull, Sealed, RecordError.
     """
@@ -485,7 +485,8 @@ def render(
     else:
         record = from_events(events)
     excerpts = _Excerpts(run_dir, record) if final else None
-    writer.write_json("record.json", record.as_json())
+    # WHY clean=False: all of it comes from journal lines, which were cleaned when they were written
+    writer.write_text("record.json", json.dumps(record.as_json(), ensure_ascii=False, indent=1) + "\n", clean=False)
     writer.write_text("record.md", record.as_markdown(), clean=False)
     writer.write_text("record.html", _html(record, excerpts), clean=False)
     if excerpts is not None:
@@ -516,6 +517,7 @@ def _environment() -> Any:
         "utc": lambda ts: f"{ts[:10]} {ts[11:19]} UTC" if ts else "–",
         "size": _size_text,
         "md": _markdown_text,
+        "prose": _prose,
         "argv": _argv_text,
         "first_line": _first_line,
     }
@@ -536,6 +538,11 @@ def _markdown_text(value: Any) -> str:
     return re.sub(r"([\\`*_|<>\[\]#~])", r"\\\1", text)
 
 
+def _prose(text: Any) -> Markup:
+    """A sentence for HTML: escaped, with what stands between backticks as code."""
+    return Markup(re.sub(r"`([^`\n]{1,300})`", r"<code>\1</code>", str(escape(text))))
+
+
 def _argv_text(argv: Sequence[str]) -> str:
     """A command as a person would type it; programs given as text to ``sh -c`` are cut to their first line."""
     import shlex
@@ -552,17 +559,14 @@ def _html(record: RunRecord, excerpts: _Excerpts | None) -> str:
 
 
 def _looks(record: RunRecord) -> dict[str, Any]:
-    """Each expectation over the looks, when there were several: {looks: […], rows: [(title, subject, [verdict])]}."""
+    """Each expectation at each look (the worst of its subjects), when there were several: {looks, rows: [(title, [verdict])]}."""
     looks = list(dict.fromkeys(f.get("look") or "" for f in record.findings))
-    if len(looks) < 2:
-        return {}
-    rows: dict[tuple[str, str], dict[str, str]] = {}
+    rows: dict[str, dict[str, str]] = {}
     for f in record.findings:
-        row = rows.setdefault((f.get("title") or f["check"], f.get("subject") or ""), {})
-        look = f.get("look") or ""
-        row[look] = max((Verdict(row[look]), Verdict(f["verdict"])), key=_badness).value if look in row else f["verdict"]
-    listed = [(title, subject, [by.get(look, "") for look in looks]) for (title, subject), by in rows.items() if len(by) > 1]
-    listed.sort(key=lambda row: -max(_badness(Verdict(v)) for v in row[2] if v))
+        row, look = rows.setdefault(f.get("title") or f["check"], {}), f.get("look") or ""
+        row[look] = max((Verdict(row.get(look, f["verdict"])), Verdict(f["verdict"])), key=_badness).value
+    listed = [(title, [by.get(look, "") for look in looks]) for title, by in rows.items() if len(by) > 1]
+    listed.sort(key=lambda row: -max(_badness(Verdict(v)) for v in row[1] if v))
     return {"looks": looks, "rows": listed} if listed else {}
 
 
@@ -621,7 +625,7 @@ def _fitting(lines: Iterable[str], budget: int) -> list[str]:
 
 
 def _junit(record: RunRecord) -> bytes:
-    """JUnit XML: FAIL is a failure, UNKNOWN an error, NOT_CHECKED skipped; WARN passes, its reason in system-out and a property."""
+    """JUnit XML: FAIL is a failure, UNKNOWN an error, NOT_CHECKED skipped; WARN passes, with its reason as a property."""
     count = Counter(f["verdict"] for f in record.findings)
     totals = {
         "tests": str(len(record.findings)),
@@ -780,7 +784,8 @@ def _spoken(event: str, data: Mapping[str, Any]) -> str:
         case "progress":
             return str(data["text"])
         case "host.proven":
-            return f"{data['identity']['hostname']} answers: machine-id {data['identity']['machine_id']}, boot {data['identity']['boot_id']}"
+            who = data["identity"]
+            return f"{who['hostname']} answers: machine-id {who['machine_id']}, boot {who['boot_id']}"
         case "observation":
             return (
                 f"{data['probe']}: "
@@ -821,7 +826,9 @@ def seal(run_dir: Path, redactor: Redactor | None = None) -> Path:
     """Close a run's folder for ever and return its final path.
 
     Looks for secrets once more (a hit puts the folder into quarantine), writes the manifest, takes write permission away, and
-    renames ``….partial`` to its final name. Raises Sealed, RecordError, DiskFull. Going on after a crash between these steps is safe.
+    renames ``….partial`` to its final name. Going on after a crash between these steps is safe.
+
+    Raises Sealed, RecordError, DiskFull.
     """
     if not run_dir.name.endswith(PARTIAL):
         raise Sealed(f"{run_dir.name} is sealed already")
@@ -862,13 +869,14 @@ def _digests(run_dir: Path) -> Iterator[tuple[str, str]]:
                 yield path.relative_to(run_dir).as_posix(), hashlib.file_digest(file, "sha256").hexdigest()
 
 
-_RENDERED = {"record.html", "record.md", "checks.junit.xml", "notebook.ipynb"}
+_RENDERED = {"record.json", "record.html", "record.md", "checks.junit.xml", "notebook.ipynb"}
 
 
 def _secrets_left(run_dir: Path, redactor: Redactor) -> Iterator[Hit]:
     for path in sorted(run_dir.rglob("*")):
         if path.is_file():
             relative = path.relative_to(run_dir).as_posix()
+            yield from redactor.scan(relative.encode(), "a file name", rendered=True)
             yield from redactor.scan(path.read_bytes(), relative, rendered=relative in _RENDERED)
 
 

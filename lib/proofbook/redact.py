@@ -223,26 +223,58 @@ _BASIC = re.compile(rf"(?P<keep>{_START}basic\s+)(?P<blob>[A-Za-z0-9+/]{{6,}}={{
 _NEEDS_CONTEXT = {"authorization", "bearer", "cookie", "user-password", "netrc", "api-key"}
 _CERTAIN = frozenset({rule for rule, _, _ in _SHAPES} - _NEEDS_CONTEXT) | {"learned", "private-key"}
 
-_KEYWORD = re.compile(
-    r"token|secret|passw|passphrase|passcode|credential|sshpass|_pass(?![a-z])|pwd|psk|_AUTH(?=[=\"'])"
-    r"|(?:api|access|private|signing|encryption|auth|master|account|shared|licen[cs]e|subscription|storage)[-_.]?key",
-    re.IGNORECASE,
+#: A name that means a secret holds one of these (``key`` only behind one of the words of ``_STRONG``).
+_KEYWORDS = ("token", "secret", "passw", "passphrase", "passcode", "credential", "sshpass", "_pass", "pwd", "psk", "_auth", "key")
+_KEY_BEFORE = re.compile(
+    r"(?:api|access|private|signing|encryption|auth|master|account|shared|licen[cs]e|subscription|storage)[-_.]?$"
 )
-_KEYWORD_HINTS = ("token", "secret", "pass", "credential", "pwd", "psk", "_auth", "key")
 _NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
-_TAIL = re.compile(
-    r"(?P<rest>[A-Za-z0-9_.\-]{0,60})(?P<close>\\{0,3}[\"']?\]?)(?P<sep>[ \t]*(?:=>|:=|=|:)[ \t]*)(?P<open>[bru]?\\{0,3}[\"'])?"
-)
+_NAME_REST = re.compile(r"[A-Za-z0-9_.\-]{0,60}")
+_TAIL = re.compile(r"(?P<close>\\{0,3}[\"']?\]?)(?P<sep>[ \t]*(?:=>|:=|=|:)[ \t]*)(?P<open>[bru]?\\{0,3}[\"'])?")
+_FLAG_SEP = re.compile(r"(?P<sep>=|[ \t]+|\\?[\"'],\s*(?=\\?[\"']))(?P<open>\\{0,3}[\"'])?")
 _UNQUOTED = re.compile(r"(?:[^\s\"'\x00\\]|\\(?![\"'\\]))*")
-_FLAG = re.compile(
-    r"(?<![A-Za-z0-9_-])(?P<flag>--?[A-Za-z][A-Za-z0-9_-]*)"
-    r"(?P<sep>=|[ \t]+|\x00|\\?[\"'],\s*(?=\\?[\"']))(?P<open>\\{0,3}[\"'])?",
-)
 _BYTE_ARRAY = re.compile(r"\[(?:[0-9]{1,3},\s?){7,}[0-9]{1,3}\]")
 
 
+def _ascii_lower(text: str) -> str:
+    """Lower case for searching: as long as ``text``, so that positions agree (``str.lower`` may change the length)."""
+    return text.encode("ascii", "replace").lower().decode("ascii")
+
+
+def _keywords(low: str) -> list[tuple[int, str]]:
+    """Where keywords of secret names stand in lower-cased text, in order."""
+    found: list[tuple[int, str]] = []
+    for keyword in _KEYWORDS:
+        at = low.find(keyword)
+        while at >= 0:
+            if keyword != "key" or _KEY_BEFORE.search(low, max(0, at - 16), at):
+                found.append((at, keyword))
+            at = low.find(keyword, at + len(keyword))
+    found.sort()
+    return found
+
+
+def _in_lines(text: str, hints: Sequence[str], shape: re.Pattern[str], replace: Callable[[re.Match[str]], str]) -> str:
+    """``shape.sub(replace, text)`` in only those lines in which a hint occurs: a search for a fixed string is far cheaper."""
+    low = _ascii_lower(text)
+    spans: set[tuple[int, int]] = set()
+    for hint in hints:
+        at = low.find(hint)
+        while at >= 0:
+            start, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
+            end = len(text) if end < 0 else end
+            spans.add((start, end))
+            at = low.find(hint, max(end, at + 1))
+    out: list[str] = []
+    done = 0
+    for start, end in sorted(spans):
+        out += [text[done:start], shape.sub(replace, text[start:end])]
+        done = end
+    return "".join([*out, text[done:]]) if out else text
+
+
 def _quoted_end(text: str, start: int, opener: str) -> int:
-    """Where the string ends that ``opener`` (a quote, with the backslashes that it came with) began before ``start``; -1: nowhere."""
+    """Where the string ends that ``opener`` (a quote, and the backslashes before it) began before ``start``; -1: nowhere."""
     quote, slashes = opener[-1], opener.count("\\")
     at = start
     while True:
@@ -286,7 +318,9 @@ def _encodings(value: str) -> set[str]:
             re.sub(r"%[0-9A-F]{2}", lambda m: m[0].lower(), quoted),
             urllib.parse.quote(raw),
             urllib.parse.quote_plus(raw),
+            base64.b64encode(raw).decode(),
             base64.b64encode(raw).decode().rstrip("="),
+            base64.urlsafe_b64encode(raw).decode(),
             base64.urlsafe_b64encode(raw).decode().rstrip("="),
             raw.hex(),
             raw.hex().upper(),
@@ -308,7 +342,7 @@ class Redactor:
         self._lock = threading.Lock()
         self._ledger: dict[str, dict[str, int]] = {}
         self._learned: dict[str, str] = {}  # encoded form -> name
-        self._pattern: re.Pattern[str] | None = None
+        self._learned_first: tuple[tuple[str, str], ...] = ()  # the same, longest form first
 
     @property
     def ledger(self) -> dict[str, dict[str, int]]:
@@ -322,7 +356,7 @@ class Redactor:
             return sum(files.get(where, 0) for files in self._ledger.values())
 
     def learn(self, name: str, value: str) -> bool:
-        """Register a known secret: from now on it is found in every usual encoding. False if it is too short to be searched for."""
+        """Register a known secret: from now on it is found in every usual encoding. False if too short to be searched for."""
         if len(value) < _SHORTEST or _benign(value, "password"):
             return False
         pieces = [value]
@@ -336,8 +370,7 @@ class Redactor:
                 for form in _encodings(piece):
                     self._learned.setdefault(form, _label(name))
             if len(self._learned) != before:
-                forms = sorted(self._learned, key=len, reverse=True)
-                self._pattern = re.compile("|".join(re.escape(form) for form in forms))
+                self._learned_first = tuple(sorted(self._learned.items(), key=lambda item: -len(item[0])))
         return True
 
     def text(self, text: str, where: str) -> str:
@@ -382,32 +415,38 @@ class Redactor:
         """The text of data in which a rule could match, else None. A plain substring search costs little even on many MB."""
         low = data.lower()
         hit = any(hint.encode() in low for _, hints, _ in _SHAPES for hint in hints)
-        hit = hit or any(hint.encode() in low for hint in _KEYWORD_HINTS) or b"basic" in low
-        hit = hit or any(form.encode("utf-8", "surrogateescape") in data for form in tuple(self._learned))
+        hit = hit or any(hint.encode() in low for hint in _KEYWORDS) or b"basic" in low
+        hit = hit or any(form.encode("utf-8", "surrogateescape") in data for form, _ in self._learned_first)
         hit = hit or bool(re.search(rb"\[[0-9]{1,3},\s?[0-9]{1,3},\s?[0-9]{1,3},", data))
         return data.decode("utf-8", "surrogateescape") if hit else None
 
     def _clean(self, text: str, tally: _Tally) -> str:
         if not text:
             return text
-        pattern = self._pattern
-        if pattern is not None:
-            text = pattern.sub(lambda m: tally.took("learned", self._learned.get(m[0], "secret")), text)
+        text = self._clean_learned(text, tally)
         if "\0" in text:
             return self._clean_nul_separated(text, tally)
-        low = text.lower()
+        low = _ascii_lower(text)
         if "private key" in low:  # whole blocks first: they hold line ends
             text = _PRIVATE_KEY.sub(lambda _: tally.took("private-key", "private-key"), text)
-        if any(hint in low for hint in _KEYWORD_HINTS):  # then by name, since the name says most to a reader
-            text = self._clean_flags(text, tally)
+        if any(hint in low for hint in _KEYWORDS):  # then by name, since the name says most to a reader
             text = self._clean_names(text, tally)
         for rule, hints, shape in _SHAPES:
             if any(hint in low for hint in hints):
-                text = shape.sub(_replacer(rule, tally), text)
+                text = _in_lines(text, hints, shape, _replacer(rule, tally))
         if "basic" in low:
-            text = _BASIC.sub(lambda m: _basic(m, tally), text)
+            text = _in_lines(text, ("basic",), _BASIC, lambda m: _basic(m, tally))
         if "[" in text and _BYTE_ARRAY.search(text):
             text = _BYTE_ARRAY.sub(lambda m: self._clean_byte_array(m[0], tally), text)
+        return text
+
+    def _clean_learned(self, text: str, tally: _Tally) -> str:
+        """Known values, in all their encodings; the longest first, since one may hold another."""
+        for form, name in self._learned_first:
+            if form in text:
+                for _ in range(text.count(form)):
+                    replacement = tally.took("learned", name)
+                text = text.replace(form, replacement)
         return text
 
     def _clean_nul_separated(self, text: str, tally: _Tally) -> str:
@@ -423,55 +462,65 @@ class Redactor:
                 pieces[at] = self._clean(piece, tally)
         return "\0".join(pieces)
 
-    def _clean_flags(self, text: str, tally: _Tally) -> str:
-        """``--api-key X``, ``--token=X``, and the same inside a JSON or Python list of arguments."""
-        out: list[str] = []
-        done = 0
-        for found in _FLAG.finditer(text):
-            if found.start() < done or not secret_name(found["flag"]):
-                continue
-            start, end = found.end(), -1
-            if found["open"]:
-                end = _quoted_end(text, start, found["open"])
-            if end < 0:
-                unquoted = _UNQUOTED.match(text, start)
-                end = unquoted.end() if unquoted else start
-            value = text[start:end]
-            if not value or (value.startswith("-") and not found["open"] and found["sep"] != "="):
-                continue
-            out += [text[done:start], self._replace(value, found["flag"], tally, rule="flag")]
-            done = end
-        return "".join([*out, text[done:]]) if out else text
-
     def _clean_names(self, text: str, tally: _Tally) -> str:
-        """``NAME=value``, ``"name": "value"``, ``name='value'``, ``X-Api-Key: value`` for names that mean a secret.
+        """``NAME=value``, ``"name": "value"``, ``X-Api-Key: value``, ``--api-key value`` for names that mean a secret.
 
-        Walks from keyword to keyword and reads the name to its left, so that the time stays linear in the text.
+        Walks from keyword to keyword and reads the name around it, so that the time stays linear in the text.
         """
         out: list[str] = []
         done = 0
-        for keyword in _KEYWORD.finditer(text):
-            if keyword.start() < done:
+        for at, keyword in _keywords(_ascii_lower(text)):
+            if at < done:
                 continue
-            tail = _TAIL.match(text, keyword.end())
-            if tail is None:
+            left = self._name_start(text, at, done)
+            rest = _NAME_REST.match(text, at + len(keyword))
+            right = rest.end() if rest else at + len(keyword)
+            name = text[left:right]
+            if not secret_name(name) or text.endswith("[redacted:", 0, left):
                 continue
-            left = keyword.start()
-            while left > done and keyword.start() - left < 80 and text[left - 1] in _NAME_CHARS:
-                left -= 1
-            if left >= 1 and left > done and text[left - 1] == "\\" and text[left : left + 1] in "nrt":
-                left += 1  # the n of an escaped line end is not part of the name
-            name = text[left : tail.end("rest")]
-            if not secret_name(name):
+            span = self._flag_value(text, name, right) or self._named_value(text, name, left, right)
+            if span is None:
                 continue
-            start = tail.end()
-            end = self._value_end(text, left, name, tail)
-            value = text[start:end]
-            if not value or not self._believable(name, value, tail):
-                continue
-            out += [text[done:start], self._replace(value, name, tally)]
+            start, end, rule = span
+            out += [text[done:start], self._replace(text[start:end], name, tally, rule=rule)]
             done = end
         return "".join([*out, text[done:]]) if out else text
+
+    @staticmethod
+    def _name_start(text: str, at: int, floor: int) -> int:
+        left = at
+        while left > floor and at - left < 80 and text[left - 1] in _NAME_CHARS:
+            left -= 1
+        if left > floor and text[left - 1] == "\\" and text[left] in "nrt":
+            left += 1  # the n of an escaped line end is not part of the name
+        return left
+
+    @staticmethod
+    def _flag_value(text: str, name: str, right: int) -> tuple[int, int, str] | None:
+        """Where the value of ``--name value`` stands, in a command line or in a JSON or Python list of arguments."""
+        sep = _FLAG_SEP.match(text, right) if name.startswith("-") else None
+        if sep is None:
+            return None
+        start = sep.end()
+        end = _quoted_end(text, start, sep["open"]) if sep["open"] else -1
+        if end < 0:
+            unquoted = _UNQUOTED.match(text, start)
+            end = unquoted.end() if unquoted else start
+        value = text[start:end]
+        if not value or (value.startswith("-") and not sep["open"] and sep["sep"] != "="):
+            return None
+        return start, end, "flag"
+
+    def _named_value(self, text: str, name: str, left: int, right: int) -> tuple[int, int, str] | None:
+        """Where the value of ``NAME=value`` or ``name: value`` stands."""
+        tail = _TAIL.match(text, right)
+        if tail is None:
+            return None
+        start, end = tail.end(), self._value_end(text, left, name, tail)
+        last_on_line = not text[end : end + 200].partition("\n")[0].strip()
+        if start == end or not self._believable(name, text[start:end], tail, last_on_line=last_on_line):
+            return None
+        return start, end, "variable"
 
     @staticmethod
     def _value_end(text: str, left: int, name: str, tail: re.Match[str]) -> int:
@@ -494,15 +543,17 @@ class Redactor:
         return end
 
     @staticmethod
-    def _believable(name: str, value: str, tail: re.Match[str]) -> bool:
+    def _believable(name: str, value: str, tail: re.Match[str], *, last_on_line: bool) -> bool:
         """Prose says "token: …" about other things than secrets."""
         quoted = bool(tail["open"])
         plausible = _random_looking(value.rstrip(",;)]}")) or (quoted and len(value) >= 8 and " " not in value)
         if _bare_token(name) and not plausible:
             return name.isupper() and "=" in tail["sep"]
         if ":" in tail["sep"] and not quoted:
-            spaced = tail["sep"] != ":"
-            return _random_looking(value) if "token" in name.lower() or not spaced else True
+            if "token" in name.lower() or tail["sep"] == ":":
+                return _random_looking(value)
+            # "API_KEY: differs from …" is prose; "password: hunter" at the end of a line is not
+            return bool(re.search(r"[^a-z,.]", value)) or len(value) >= 16 or last_on_line
         return True
 
     def _replace(self, value: str, name: str, tally: _Tally, *, rule: str = "variable") -> str:

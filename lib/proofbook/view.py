@@ -76,9 +76,11 @@ def shown(value: Any) -> str:
 
 
 def duration_text(seconds: float | None) -> str:
-    """``0.4 s``, ``38 s``, ``3 min 12 s``, ``2 h 5 min``."""
+    """``21 ms``, ``2.4 s``, ``38 s``, ``3 min 12 s``, ``2 h 5 min``."""
     if seconds is None:
         return "–"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -142,9 +142,8 @@ class Script:
             digest, size = (written.sha256, written.size) if written else (hashlib.sha256(b"").hexdigest(), 0)
             files |= {f"{stream}_file": path, f"{stream}_sha256": digest, f"{stream}_bytes": size}
             redactions += written.redactions if written else 0
-        kept = Evidence(
-            number, self.host, argv, exit_status, self.clock.now(), 0.021, self.boot, timed_out=False, redactions=redactions, **files
-        )  # fmt: skip
+        at = self.clock.now()
+        kept = Evidence(number, self.host, argv, exit_status, at, 0.021, self.boot, redactions=redactions, **files)
         self.say("evidence", {**plain(kept), "probe": argv[0]})
         return number
 
@@ -361,7 +360,10 @@ def write_reboot_run(outputs: Path, *, run_id: str = "20261129T111544Z-reboot-ve
         },
     )
     s.done(0.2)
-    summary = "3 of 4 GPUs came back: 0000:c1:00.0 fell off the bus (Xid 79) 12 minutes after the boot; the service runs on the other three."
+    summary = (
+        "3 of 4 GPUs came back: 0000:c1:00.0 fell off the bus (Xid 79) 12 minutes after the boot; "
+        "the service runs on the other three."
+    )
     return s.close("completed", "FAIL", summary, 1)
 
 

@@ -1,0 +1,339 @@
+"""A record tells the run: in JSON, HTML, Markdown, JUnit XML and as a notebook; and nobody can change it unnoticed."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+import subprocess
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from proofbook.errors import RecordError, Sealed
+from proofbook.journal import JOURNAL, MANIFEST, Writer, read_journal
+from proofbook.model import Finding, Verdict
+from proofbook.record import SCHEMA, from_events, load_record, render, seal
+from proofbook.redact import Redactor
+
+SECRET = "hf_QmFzZTY0VG9rZW5Gb3JUZXN0cw0123456"
+
+
+def test_the_record_says_what_happened(reboot_run: Path) -> None:
+    record = load_record(reboot_run)
+    assert (record.status, record.verdict, record.exit_code) == ("completed", "FAIL", 1)
+    assert record.before["boot_id"] != record.after["boot_id"]
+    assert record.counts == {"FAIL": 2, "UNKNOWN": 1, "WARN": 1, "NOT_CHECKED": 1, "PASS": 4}
+    assert [n["kind"] for n in record.not_verified] == ["could not tell", "not checked", "remark"]
+    assert record.not_checked_reasons == ["no second NVLink bridge is in this machine; peer access needs its own runbook"]
+    (plan,) = record.plans
+    assert [g["decision"] for g in plan["gates"]] == ["approved"]
+    assert [(a["outcome"], a["exit_status"]) for a in plan["acts"]] == [("unknown", None)]
+    assert plan["applied"]["outcome"] == "done"
+    assert record.journal["sealed"] and record.journal["intact"]
+    assert record.duration_s == pytest.approx(112.9, abs=1)
+    assert [s["outcome"] for s in record.steps][:3] == ["ok", "ok", "ok"]
+
+
+def test_the_record_is_a_pure_function_of_the_events(reboot_run: Path) -> None:
+    events = read_journal(reboot_run / JOURNAL).events
+    before = json.dumps(events)
+    assert from_events(events) == from_events(json.loads(before))
+    assert json.dumps(events) == before
+
+
+def test_json_carries_its_schema_and_everything_that_machines_ask(reboot_run: Path) -> None:
+    told = json.loads((reboot_run / "record.json").read_text())
+    assert told["schema"] == SCHEMA
+    assert told["identity"]["after"]["boot_id"] == "7be2951d0f3a4c68b5d1e2f3a4b5c6d7"
+    assert told["machine_id"] == "3f1c9a52d0b84e6f9a1177c2e05d4b38"
+    assert told["configuration"]["llm-two/sglang-qwen.service"]["argv"][-2:] == ["--api-key", "[redacted:api-key]"]
+    assert {"rule": "variable", "file": "evidence/e0002-pct.out", "count": 1} in told["redactions"]
+    assert told["continues"] == "20261129T105500Z-reboot-verification-gpu01-00c4de"
+
+
+def test_no_secret_is_in_any_file(reboot_run: Path) -> None:
+    for path in reboot_run.rglob("*"):
+        if path.is_file():
+            assert SECRET.encode() not in path.read_bytes(), path
+            assert b"k-991" not in path.read_bytes(), path
+
+
+# ------------------------------------------------------------------------------------------------ HTML
+
+
+class Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "br", "link", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def page(path: Path) -> Page:
+    parser = Page()
+    parser.feed(path.read_text())
+    parser.close()
+    assert parser.open == []
+    return parser
+
+
+def test_html_needs_nothing_from_outside(reboot_run: Path) -> None:
+    html = (reboot_run / "record.html").read_text()
+    tags = page(reboot_run / "record.html").tags
+    assert not {t for t, _ in tags} & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
+    for _tag, attributes in tags:
+        for name in ("src", "href", "srcset", "action", "data", "poster"):
+            assert not re.match(r"(?i)\s*(?:[a-z+]+:)?//", attributes.get(name) or "")
+        assert not any(name.startswith("on") for name in attributes)
+    assert not re.search(r"url\(|@import", html)
+    assert "default-src 'none'" in html
+
+
+def test_html_links_lead_to_what_is_there(reboot_run: Path) -> None:
+    tags = page(reboot_run / "record.html").tags
+    ids = [a["id"] for _, a in tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    for _tag, attributes in tags:
+        target = attributes.get("href") or ""
+        if target.startswith("#"):
+            assert target[1:] in ids
+        elif target:
+            assert (reboot_run / target).is_file()
+
+
+def test_html_says_the_outcome_in_words_and_what_was_not_verified_first(reboot_run: Path) -> None:
+    html = (reboot_run / "record.html").read_text()
+    order = [
+        "FAIL · it is not as it should be",
+        'id="not-verified"',
+        'id="findings"',
+        'id="tables"',
+        'id="done"',
+        'id="timeline"',
+        'id="machine"',
+    ]
+    places = [html.index(x) for x in order]
+    assert places == sorted(places)
+    findings = html[html.index('id="findings"') :]
+    assert (
+        findings.index("article")
+        < findings.index("finding FAIL")
+        < findings.index("finding UNKNOWN")
+        < findings.index("finding WARN")
+    )
+    assert "alice" in html and "systemctl reboot" in html
+    assert "<code>dmesg</code> ended with exit status 1" in html
+
+
+def test_html_escapes_what_machines_say(script: Callable[..., object]) -> None:
+    s = script()
+    s.open(title="<script>alert(1)</script>")
+    s.step("check", "<img src=x onerror=alert(1)>")
+    evidence = s.evidence(("sh", "-c", "<b>"), b"</pre><script>alert(2)</script>\x1b[31m\xff")
+    bad = Finding(
+        "c", Verdict.FAIL, "`<i>`<script>", subject='"><svg>', what_to_do="<a>", lines=("</pre><b>",), evidence=(evidence,)
+    )
+    s.finding("<u>", bad)
+    s.done()
+    folder = s.close("completed", "FAIL", "<marquee>", 1)
+    tags = {t for t, _ in page(folder / "record.html").tags}
+    assert not tags & {"script", "img", "svg", "i", "u", "marquee"}
+    ET.parse(folder / "checks.junit.xml")
+
+
+def test_big_outputs_are_cut_around_the_lines_that_matter(reboot_run: Path) -> None:
+    html = (reboot_run / "record.html").read_text()
+    notebook = (reboot_run / "notebook.ipynb").read_text()
+    assert (reboot_run / "evidence/e0004-journalctl.out").stat().st_size > 250_000
+    assert len(html) < 60_000 and len(notebook) < 120_000
+    for text in (html, notebook):
+        assert "lines left out here" in text
+        assert text.count("GPU has fallen off the bus") >= 2
+
+
+# ---------------------------------------------------------------------------------- the other renderings
+
+
+def test_markdown_fits_into_a_ticket(reboot_run: Path, script: Callable[..., object]) -> None:
+    text = (reboot_run / "record.md").read_text()
+    assert len(text.splitlines()) < 60
+    assert text.index("**Not verified**") < text.index("**Findings**")
+    assert "| ✗ FAIL | 0000:c1:00.0 |" in text
+    s = script()
+    s.open()
+    s.step("check", "many")
+    for n in range(80):
+        s.finding("t", Finding(f"c{n}", Verdict.UNKNOWN, "a | b\nc", what_to_do="x"))
+    s.done()
+    for n in range(30):
+        s.say("note", {"kind": "operator", "title": "", "text": f"note {n}\nmore"})
+    many = (s.close("completed", "UNKNOWN", "s", 4) / "record.md").read_text()
+    assert len(many.splitlines()) < 60
+    assert "and 65 more in record.html" in many
+    assert r"a \| b c" in many
+
+
+def test_junit_maps_the_verdicts(reboot_run: Path) -> None:
+    suite = ET.parse(reboot_run / "checks.junit.xml").getroot().find("testsuite")
+    assert suite is not None
+    cases = {c.get("name"): c for c in suite.findall("testcase")}
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("9", "2", "1", "1")
+    assert cases["gpus-present 0000:c1:00.0 [after]"].find("failure") is not None
+    assert cases["pcie-link 0000:81:00.0 [after]"].find("error") is not None
+    assert cases["p2p [after]"].find("skipped") is not None
+    warned = cases["service-restarts llm-two/sglang-qwen.service [after]"]
+    assert [e.tag for e in warned] == ["properties", "system-out"]
+    assert warned.findtext("system-out", "").startswith("WARN: ")
+    assert [e.tag for e in cases["units [after]"]] == ["system-out"]
+
+
+def test_junit_is_what_its_readers_expect(reboot_run: Path) -> None:
+    junitparser = pytest.importorskip("junitparser")
+    (suite,) = junitparser.JUnitXml.fromfile(str(reboot_run / "checks.junit.xml"))
+    assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (9, 2, 1, 1)
+    assert sum(case.is_passed for case in suite) == 5
+    assert {p.name: p.value for p in suite.properties()}["verdict"] == "FAIL"
+
+
+def test_the_notebook_is_valid_and_shows_each_step(reboot_run: Path) -> None:
+    import nbformat
+
+    notebook = nbformat.read(reboot_run / "notebook.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    code = [c for c in notebook.cells if c.cell_type == "code"]
+    assert [c.execution_count for c in code] == [1, 2, 3, 4, 5, 6, 7]
+    assert code[5].outputs[0].data["text/plain"].startswith("✗ FAIL")
+    assert "Not verified" in notebook.cells[1].source
+
+
+# ------------------------------------------------------------------------------- runs that did not get through
+
+
+def test_a_run_at_its_gate_says_how_to_go_on(script: Callable[..., object]) -> None:
+    s = script()
+    s.open()
+    s.proven("first contact")
+    s.step("gate", "Gate")
+    nothing: dict[str, list[str]] = {name: [] for name in ("actions", "undo", "cannot_undo", "facts")}
+    plan = {
+        "digest": "sha256:abc",
+        "title": "Reboot gpu01",
+        "diff": "",
+        "expected_s": 1.0,
+        "host": {"hostname": "gpu-hv1"},
+        **nothing,
+    }
+    s.say("plan", {**plan, "issued_at": "2026-11-29T11:15:50+00:00"})
+    s.say("gate", {"digest": "sha256:abc", "decision": "waiting", "approver": "", "how": "", "text": ""})
+    s.done(outcome="stopped", error="needs an approval")
+    record = load_record(s.close("stopped-at-gate", "UNKNOWN", "Waiting.", 3))
+    assert record.waiting_for == {
+        "digest": "sha256:abc",
+        "title": "Reboot gpu01",
+        "issued_at": "2026-11-29T11:15:50+00:00",
+        "host": "gpu-hv1",
+    }
+    assert record.tone == "wait"
+    assert "--approve sha256:abc" in record.as_markdown()
+    assert record.not_verified[0]["kind"] == "run ended early"
+
+
+def test_an_open_run_has_a_record_after_every_step(script: Callable[..., object]) -> None:
+    s = script()
+    s.open()
+    s.step("check", "first")
+    s.finding("t", Finding("c", Verdict.PASS, "fine"))
+    s.done()
+    told = json.loads((s.folder / "record.json").read_text())
+    assert (told["status"], told["verdict"], told["exit_code"]) == ("running", "PASS", 7)
+    assert told["headline"] == "Not finished · so far PASS"
+    assert "Not finished" in page(s.folder / "record.html").text[0] + (s.folder / "record.html").read_text()
+    assert not (s.folder / MANIFEST).exists()
+
+
+def test_a_pass_that_was_aborted_does_not_look_like_a_pass(script: Callable[..., object]) -> None:
+    s = script()
+    s.open()
+    s.step("check", "first")
+    s.finding("t", Finding("c", Verdict.PASS, "fine"))
+    s.say("trouble", {"error": "ConnectionLost", "message": "gone", "hint": "use the console", "step": 1})
+    s.done(outcome="failed", error="gone")
+    record = load_record(s.close("aborted", "PASS", "Aborted in step 1.", 7))
+    assert (record.tone, record.headline, record.trouble) == ("unknown", "Aborted · so far PASS", "gone")
+
+
+def test_an_unknown_event_or_an_orphan_act_does_not_break_the_record(script: Callable[..., object]) -> None:
+    s = script()
+    s.open()
+    s.say("from.the.future", {"x": 1})
+    s.say("act.intent", {"act": 1, "what": "w", "argv": ["reboot"], "host": "h", "digest": "sha256:none"})
+    record = load_record(s.close("lost", "UNKNOWN", "", 7))
+    assert record.plans[0]["acts"][0]["outcome"] == "unknown"
+    assert record.plans[0]["acts"][0]["note"] == "no outcome was written"
+
+
+# ------------------------------------------------------------------------------------------------ the seal
+
+
+def test_the_manifest_is_for_sha256sum(reboot_run: Path) -> None:
+    checked = subprocess.run(["sha256sum", "--strict", "-c", MANIFEST], cwd=reboot_run, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    listed = {line.partition("  ")[2] for line in (reboot_run / MANIFEST).read_text().splitlines()}
+    assert listed == {p.relative_to(reboot_run).as_posix() for p in reboot_run.rglob("*") if p.is_file()} - {MANIFEST}
+    assert not [p for p in listed if "/." in p or p.startswith(".")]
+
+
+def test_sealed_means_read_only_and_final(reboot_run: Path) -> None:
+    assert not reboot_run.name.endswith(".partial")
+    assert [p for p in [reboot_run, *reboot_run.rglob("*")] if stat.S_IMODE(p.stat().st_mode) & 0o222] == []
+    with pytest.raises(Sealed):
+        seal(reboot_run)
+    with pytest.raises(Sealed):
+        render(reboot_run)
+    with pytest.raises(Sealed):
+        Writer(reboot_run, Redactor()).write_text("more.txt", "x")
+
+
+def test_a_secret_that_slipped_through_stops_the_seal(script: Callable[..., object]) -> None:
+    s = script()
+    s.open()
+    (s.folder / "evidence").mkdir()
+    (s.folder / "evidence" / "by-hand.txt").write_text(f"login with {SECRET}")
+    with pytest.raises(RecordError, match=r"1 × hugging-face-token in evidence/by-hand.txt") as told:
+        s.close("completed", "PASS", "", 0)
+    assert SECRET not in str(told.value)
+    kept = s.folder.with_name(s.folder.name.removesuffix(".partial") + ".quarantine")
+    assert kept.is_dir() and stat.S_IMODE(kept.stat().st_mode) == 0o700
+    assert not s.folder.exists()
+
+
+def test_a_value_learned_late_is_found_in_what_was_written_before(script: Callable[..., object]) -> None:
+    s = script()
+    s.open()
+    s.evidence(("cat", "x"), b"opaque q8Zr71mPx0Lw here")
+    s.redactor.learn("HUB_TOKEN", "q8Zr71mPx0Lw")
+    with pytest.raises(RecordError, match=r"learned in evidence/e0001-cat.out"):
+        s.close("completed", "PASS", "", 0)
+
+
+def test_nothing_sealed_is_overwritten(script: Callable[..., object]) -> None:
+    s = script()
+    s.open()
+    s.folder.with_name(s.folder.name.removesuffix(".partial")).mkdir()
+    with pytest.raises(Sealed, match="ever overwritten"):
+        s.close("completed", "PASS", "", 0)

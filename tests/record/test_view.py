@@ -1,0 +1,91 @@
+"""Tables and pictures that keep their meaning without colour, script or trust."""
+
+from __future__ import annotations
+
+from proofbook.model import Action, Finding, Identity, Plan, Verdict
+from proofbook.view import (
+    SIGNS,
+    before_after_html,
+    duration_text,
+    findings_frame,
+    findings_html,
+    findings_text,
+    plan_html,
+    plan_text,
+    shown,
+    table_html,
+    timeline_png,
+)
+
+FINDINGS = (
+    Finding("a", Verdict.PASS, "fine"),
+    Finding("b", Verdict.NOT_CHECKED, "not here"),
+    Finding("c", Verdict.FAIL, "<b>gone</b>", subject="0000:c1:00.0", what_to_do="reseat it", lines=("Xid 79",)),
+    Finding("d", Verdict.UNKNOWN, "cannot tell"),
+)
+PLAN = Plan(
+    change="reboot",
+    title="Reboot gpu01",
+    host=Identity("gpu01", "gpu-hv1", "m" * 32, "b" * 32, "k", "root", 0),
+    pre_state={},
+    actions=(Action("reboot", ("systemctl", "reboot")),),
+    undo=(),
+    diff="- a\n+ <b>",
+    cannot_undo=("it cannot be undone",),
+    expected_s=240,
+    facts=("uptime 41 d",),
+)
+
+
+def test_findings_come_worst_first_with_words() -> None:
+    html = findings_html(FINDINGS)
+    assert html.index("FAIL") < html.index("cannot tell") < html.index("not here") < html.index("fine")
+    assert "&lt;b&gt;gone&lt;/b&gt;" in html and "Do next:" in html
+    assert all(f"{SIGNS[v]} {v.value.replace('_', ' ')}" in html for v in (Verdict.FAIL, Verdict.NOT_CHECKED, Verdict.PASS))
+    assert "<style" not in html and "<script" not in html
+    text = findings_text(FINDINGS).splitlines()
+    assert text[0] == "✗ FAIL        0000:c1:00.0: <b>gone</b>"
+    assert text[-1] == "✓ PASS        fine"
+
+
+def test_nothing_checked_is_no_pass() -> None:
+    assert "UNKNOWN" in findings_html(()) and "no pass" in findings_html(())
+    assert findings_text(()).startswith("UNKNOWN")
+
+
+def test_a_plan_shows_what_where_and_what_cannot_be_undone() -> None:
+    for told in (plan_html(PLAN), plan_text(PLAN)):
+        for part in ("systemctl reboot", "gpu-hv1", "m" * 32, "uptime 41 d", "it cannot be undone", "4 min", PLAN.digest):
+            assert part in told
+    assert "&lt;b&gt;" in plan_html(PLAN)
+
+
+def test_tables_escape_and_say_what_changed() -> None:
+    assert "&lt;i&gt;" in table_html(("c",), [("<i>",)], title="<t>")
+    html = before_after_html({"a": 1, "b": 2}, {"a": 1, "b": 3})
+    assert html.index("CHANGED") < html.index("same")
+
+
+def test_values_and_durations_as_people_write_them() -> None:
+    assert [shown(v) for v in (None, True, 0, 1.5, [1, 2], {"a": None}, "")] == ["–", "yes", "0", "1.5", "1, 2", "a=–", "–"]
+    assert [duration_text(s) for s in (None, 0.021, 2.44, 38, 60, 192, 7500)] == [
+        "–",
+        "21 ms",
+        "2.4 s",
+        "38 s",
+        "1 min",
+        "3 min 12 s",
+        "2 h 5 min",
+    ]
+
+
+def test_frames_and_pictures() -> None:
+    frame = findings_frame(FINDINGS)
+    assert list(frame["verdict"]) == ["FAIL", "UNKNOWN", "NOT_CHECKED", "PASS"]
+    steps = [
+        {"title": "look", "started_at": "2026-11-29T11:15:44Z", "duration_s": 2.0, "outcome": "ok"},
+        {"title": "reboot", "started_at": "2026-11-29T11:15:46Z", "duration_s": 108.0, "outcome": "failed"},
+        {"title": "never ended", "started_at": "2026-11-29T11:17:46Z", "duration_s": None, "outcome": "unfinished"},
+    ]
+    assert timeline_png(steps).startswith(b"\x89PNG")
+    assert timeline_png([]).startswith(b"\x89PNG")
