@@ -124,7 +124,8 @@ class World:
     def __init__(self) -> None:
         table = GpuTable(
             rows={
-                p: GpuRow(p, n, u, "RTX PRO 6000", "98.02", "P8", 1, 5, 16, 16, "None", n) for n, (p, u) in enumerate(UUIDS.items())
+                p: GpuRow(p, n, u, "RTX PRO 6000", "98.02", "P8", 1, 5, 16, 16, "None", n)
+                for n, (p, u) in enumerate(UUIDS.items())
             },
             problems={},
             driver_version="595.58.03",

@@ -70,7 +70,7 @@ HELPS_ONLY: dict[str, set[Probe[Any]]] = {
 }
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_no_combination_of_unknown_answers_passes(world: Any, data: st.DataObject) -> None:
     for check in (*looks(world)[0], *looks(world)[1]):
