@@ -28,7 +28,7 @@ from proofbook.probes.base import Answer, drive
 from proofbook.transports.base import Transport
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
 __all__ = ["HostAccess", "HostKey", "Privileges", "Reach", "check", "check_host", "table"]
 
@@ -202,28 +202,33 @@ def _failed(spec: HostSpec, error: Exception, reach: Reach, key: HostKey) -> Hos
     return HostAccess(spec.name, spec.target, reach, key, trouble=" ".join(message.split()), what_to_do=" ".join(hint.split()))
 
 
-def table(checked: Iterable[HostAccess]) -> Table:
-    """The answers for a terminal, one machine a row; colours only repeat what the words say."""
+def table(checked: Iterable[HostAccess]) -> RenderableType:
+    """The answers for a terminal: one machine a row, and below what to do where something is wrong.
+
+    Colours only repeat what the words say.
+    """
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    rows = Table(title="Machines", title_justify="left", expand=False)
-    for column in ("host", "reachable", "host key", "privileges", "missing tools", "what to do"):
+    rows = Table(box=None, pad_edge=False, padding=(0, 2), header_style="bold")
+    for column in ("host", "reachable", "host key", "privileges", "missing tools"):
         rows.add_column(column, overflow="fold")
+    advice: list[Text] = []
     for row in checked:
         reach_style = "green" if row.reach is Reach.YES else "red"
         key_style = {HostKey.KNOWN: "green", HostKey.NOT_SEEN: "dim"}.get(row.host_key, "red")
         privileges_style = {Privileges.NONE: "yellow", Privileges.CANNOT_TELL: "dim"}.get(row.privileges, "green")
         who = f" ({row.user})" if row.user and row.privileges is not Privileges.ROOT else ""
-        missing = ", ".join(row.missing_tools) if row.tools else "not asked"
-        advice = ": ".join(part for part in (row.trouble, row.what_to_do) if part)
         # WHY: Text, not markup: what a machine says may hold square brackets.
         rows.add_row(
-            Text(row.name if row.target == row.name else f"{row.name}\n{row.target}"),
+            Text(row.name if row.target == row.name else f"{row.name} at {row.target}"),
             Text(row.reach, reach_style),
             Text(row.host_key, key_style),
             Text(row.privileges + who, privileges_style),
-            Text(missing or "none"),
-            Text(advice),
+            Text((", ".join(row.missing_tools) or "none") if row.tools else "not asked"),
         )
-    return rows
+        if row.trouble or row.what_to_do:
+            said = "\n  → ".join(part for part in (row.trouble, row.what_to_do) if part)
+            advice.append(Text.assemble("\n", (row.name, "bold"), f": {said}"))
+    return Group(rows, *advice)

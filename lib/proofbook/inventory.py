@@ -386,7 +386,7 @@ def _lab_host(name: str) -> HostSpec:
     if scenario not in known:
         raise BadParameter(
             f"the lab has no scenario {scenario!r}{_nearest(scenario, known)}",
-            hint="scenarios: " + ", ".join(known),
+            hint="`proofbook lab list` says which there are",
         )
     problems: list[str] = []
     table = client.host_table(scenario)
