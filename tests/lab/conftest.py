@@ -30,7 +30,9 @@ class Bench:
 
     def context(self, stdin: bytes = b"") -> Context:
         m = self.life.machine
-        return Context(self.life, self.files, m.host, m.user, self.unknown.append, cwd="/", env={"HOME": m.user.home}, stdin=stdin)
+        return Context(
+            self.life, self.files, m.host, m.user, self.unknown.append, cwd="/", env={"HOME": m.user.home}, stdin=stdin
+        )
 
     def run(self, text: str, stdin: bytes = b"") -> Answer:
         """A line of shell."""
@@ -59,21 +61,27 @@ def bench() -> Callable[[str], Bench]:
     return Bench
 
 
-@pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A lab of this test's own, put away when it ends. Its path is long on purpose: a socket's may be 107 bytes."""
-    home = tmp_path / ("deep-" * 12) / "lab"
-    monkeypatch.setenv("PROOFBOOK_LAB_DIR", str(home))
-    yield home
-    client.stop()
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A lab of this module's own, put away at its end. Its path is long on purpose: a socket's may be 107 bytes."""
+    home = tmp_path_factory.mktemp("lab") / ("deep-" * 12) / "lab"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROOFBOOK_LAB_DIR", str(home))
+        yield home
+        client.stop()
 
 
 def ssh(place: Endpoint, line: str, *, user: str = "", stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """The OpenSSH client, as strict as an administrator would have it."""
     options = {
-        "UserKnownHostsFile": place.known_hosts, "GlobalKnownHostsFile": "/dev/null", "StrictHostKeyChecking": "yes", "BatchMode": "yes",
-        "IdentitiesOnly": "yes", "ConnectTimeout": "10", "LogLevel": "ERROR",
-    }  # fmt: skip
+        "UserKnownHostsFile": place.known_hosts,
+        "GlobalKnownHostsFile": "/dev/null",
+        "StrictHostKeyChecking": "yes",
+        "BatchMode": "yes",
+        "IdentitiesOnly": "yes",
+        "ConnectTimeout": "10",
+        "LogLevel": "ERROR",
+    }
     words = ["ssh", "-F", "none", "-p", str(place.port), "-i", place.identity_file]
     for name, value in options.items():
         words += ["-o", f"{name}={value}"]

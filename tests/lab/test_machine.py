@@ -62,7 +62,12 @@ def test_a_journal_entry_has_the_fields_of_a_real_one(healthy: Any) -> None:
     found = entries(healthy, line)
     started, ready = found[0], found[-1]
     assert started["MESSAGE"] == f"Started {UNIT} - SGLang Qwen3.5-122B-A10B BF16 (MTP enabled)."
-    assert (started["_PID"], started["UNIT"], started["SYSLOG_IDENTIFIER"], started["_TRANSPORT"]) == ("1", UNIT, "systemd", "journal")
+    assert (started["_PID"], started["UNIT"], started["SYSLOG_IDENTIFIER"], started["_TRANSPORT"]) == (
+        "1",
+        UNIT,
+        "systemd",
+        "journal",
+    )
     assert "_SYSTEMD_INVOCATION_ID" not in started
     assert ready["MESSAGE"].endswith("The server is fired up and ready to roll!")
     assert (ready["_SYSTEMD_UNIT"], ready["SYSLOG_IDENTIFIER"], ready["_TRANSPORT"]) == (UNIT, "sglang-qwen", "stdout")
@@ -92,11 +97,22 @@ def test_an_unknown_boot_is_an_error(healthy: Any) -> None:
 
 
 def test_systemctl_show_prints_in_its_own_order(healthy: Any) -> None:
-    text = healthy.say(f"pct exec 102 -- systemctl show {UNIT} nothing.service --property=LoadState,ActiveState,ExecStart,MainPID,NRestarts")
+    text = healthy.say(
+        f"pct exec 102 -- systemctl show {UNIT} nothing.service --property=LoadState,ActiveState,ExecStart,MainPID,NRestarts"
+    )
     first, second = text.split("\n\n")
-    assert [line.partition("=")[0] for line in first.splitlines()] == ["MainPID", "NRestarts", "ExecStart", "LoadState", "ActiveState"]
-    assert re.search(r"ExecStart=\{ path=(\S+) ; argv\[\]=\1 -m sglang\.launch_server .* ; ignore_errors=no ; start_time=\[[^]]+UTC\] ; "
-                     r"stop_time=\[n/a\] ; pid=\d+ ; code=\(null\) ; status=0/0 \}", first)  # fmt: skip
+    assert [line.partition("=")[0] for line in first.splitlines()] == [
+        "MainPID",
+        "NRestarts",
+        "ExecStart",
+        "LoadState",
+        "ActiveState",
+    ]
+    assert re.search(
+        r"ExecStart=\{ path=(\S+) ; argv\[\]=\1 -m sglang\.launch_server .* ; ignore_errors=no ; start_time=\[[^]]+UTC\] ; "
+        r"stop_time=\[n/a\] ; pid=\d+ ; code=\(null\) ; status=0/0 \}",
+        first,
+    )
     assert "LoadState=not-found\nActiveState=inactive" in second
 
 
@@ -122,7 +138,9 @@ def test_an_edited_unit_takes_effect_when_systemd_says_so(bench: Callable[[str],
     machine.say(f"pct exec 102 -- mkdir -p /etc/systemd/system/{UNIT}.d")
     assert machine.argv("pct", "exec", "102", "--", *put.argv, stdin=text).status == 0
     assert shown(machine, "NeedDaemonReload,Environment") == {
-        "Environment": "NCCL_P2P_DISABLE=1 SGLANG_ENABLE_SPEC_V2=1", "NeedDaemonReload": "yes"}  # fmt: skip
+        "Environment": "NCCL_P2P_DISABLE=1 SGLANG_ENABLE_SPEC_V2=1",
+        "NeedDaemonReload": "yes",
+    }
     machine.say("pct exec 102 -- systemctl daemon-reload")
     assert shown(machine, "NeedDaemonReload,Environment")["Environment"].endswith(" ADDED=1")
     pid = shown(machine, "MainPID")["MainPID"]
@@ -184,7 +202,9 @@ def test_a_machine_that_is_saved_goes_on_alike(bench: Callable[[str], Any]) -> N
 
 
 def test_the_agents_programs_are_answered_from_the_state(healthy: Any) -> None:
-    asked = remote.read_files("/sys/bus/pci/devices/0000:41:00.0/vendor", "/sys/bus/pci/devices/0000:41:00.0/driver", "/sys/nothing/*", "/etc")
+    asked = remote.read_files(
+        "/sys/bus/pci/devices/0000:41:00.0/vendor", "/sys/bus/pci/devices/0000:41:00.0/driver", "/sys/nothing/*", "/etc"
+    )
     text = healthy.argv(*asked.argv).stdout.decode()
     assert "F /sys/bus/pci/devices/0000:41:00.0/vendor\n|0x10de\n" in text
     assert "L /sys/bus/pci/devices/0000:41:00.0/driver\n|" in text
@@ -198,14 +218,29 @@ def test_the_agents_programs_are_answered_from_the_state(healthy: Any) -> None:
 
 def test_the_shapes_that_probes_ask_are_all_known(healthy: Any) -> None:
     shapes = [
-        command("uname", "-r"), command("id", "-u"), command("hostname"), command("systemctl", "list-units", "--failed", "--plain", "--no-legend", "--no-pager"),
+        command("uname", "-r"),
+        command("id", "-u"),
+        command("hostname"),
+        command("systemctl", "list-units", "--failed", "--plain", "--no-legend", "--no-pager"),
         command("systemctl", "list-units", "--type=service", "--state=running", "--plain", "--no-legend", "--no-pager"),
-        command("systemctl", "is-enabled", "ssh.service"), command("nvidia-smi", "-q", "-x"), command("modinfo", "-F", "version", "nvidia"),
-        command("modinfo", "-F", "srcversion", "nvidia"), command("lspci", "-Dnnk"), command("pct", "list"), command("pct", "status", "102"),
-        command("pct", "config", "102"), command("who"), command("ls", "-l", "/dev/nvidia0", "/dev/nvidiactl"), command("journalctl", "-u", "ssh", "-b", "0", "-o", "json", "--no-pager"),
-        command("nvidia-smi", "--query-gpu=index,pci.bus_id,uuid,name,driver_version,vbios_version,pstate,pcie.link.gen.current,pcie.link.gen.max,"
-                "pcie.link.width.current,pcie.link.width.max", "--format=csv,noheader"),
-    ]  # fmt: skip
+        command("systemctl", "is-enabled", "ssh.service"),
+        command("nvidia-smi", "-q", "-x"),
+        command("modinfo", "-F", "version", "nvidia"),
+        command("modinfo", "-F", "srcversion", "nvidia"),
+        command("lspci", "-Dnnk"),
+        command("pct", "list"),
+        command("pct", "status", "102"),
+        command("pct", "config", "102"),
+        command("who"),
+        command("ls", "-l", "/dev/nvidia0", "/dev/nvidiactl"),
+        command("journalctl", "-u", "ssh", "-b", "0", "-o", "json", "--no-pager"),
+        command(
+            "nvidia-smi",
+            "--query-gpu=index,pci.bus_id,uuid,name,driver_version,vbios_version,pstate,pcie.link.gen.current,pcie.link.gen.max,"
+            "pcie.link.width.current,pcie.link.width.max",
+            "--format=csv,noheader",
+        ),
+    ]
     for one in shapes:
         answer = healthy.argv(*one.argv)
         assert answer.status == 0, (one.argv, answer)

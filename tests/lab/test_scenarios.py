@@ -24,17 +24,29 @@ FAULTS = {
     "page-fault-storm": (KERNEL, r"IO_PAGE_FAULT (?s:.)*10432 callbacks suppressed"),
     "nic-fault": (KERNEL, r"mlx5_core 0000:22:00.0: AMD-Vi: Event logged \[IO_PAGE_FAULT"),
     "iommu-type-changed": ("cat /sys/bus/pci/devices/0000:41:00.0/iommu_group/type", r"^identity\n"),
-    "iommu-off-translated": ("ls /sys/kernel/iommu_groups | wc -l; dmesg | grep 'default domain\\|Default domain'", r"^0\n.*Translated"),
+    "iommu-off-translated": (
+        "ls /sys/kernel/iommu_groups | wc -l; dmesg | grep 'default domain\\|Default domain'",
+        r"^0\n.*Translated",
+    ),
     "crash-loop": (SHOW + "NRestarts,Result,ActiveState", r"Result=(exit-code|success)\nNRestarts=2\d\n"),
     "started-by-hand": (SHOW + "ActiveState,UnitFileState; " + HEALTH, r"ActiveState=inactive\nUnitFileState=enabled\n200$"),
     "not-enabled": (SHOW + "ActiveState,UnitFileState; " + HEALTH, r"ActiveState=active\nUnitFileState=disabled\n200$"),
     "not-answering": (SHOW + "ActiveState; " + HEALTH, r"ActiveState=active\n000"),
     "slow-boot": ("uptime -p", r"^up "),
-    "journal-rotated": (KERNEL + " | head -1; dmesg | head -1; journalctl --list-boots --no-pager | wc -l", r"^(?!Linux version)(?s:.)*\n2\n$"),
-    "journal-suppressed": ("journalctl -b 0 -o cat --no-pager _TRANSPORT=driver; dmesg | head -1", r"Missed 312 kernel messages\n(?!.*Linux version)"),
+    "journal-rotated": (
+        KERNEL + " | head -1; dmesg | head -1; journalctl --list-boots --no-pager | wc -l",
+        r"^(?!Linux version)(?s:.)*\n2\n$",
+    ),
+    "journal-suppressed": (
+        "journalctl -b 0 -o cat --no-pager _TRANSPORT=driver; dmesg | head -1",
+        r"Missed 312 kernel messages\n(?!.*Linux version)",
+    ),
     "aer-firmware": (KERNEL, r"_OSC: platform does not support \[AER"),
     "driver-library-mismatch": ("nvidia-smi; true", r"Driver/library version mismatch"),
-    "smi-error-row": ("nvidia-smi --query-gpu=index,pci.bus_id --format=csv,noheader; true", r"Unable to determine the device handle for GPU"),
+    "smi-error-row": (
+        "nvidia-smi --query-gpu=index,pci.bus_id --format=csv,noheader; true",
+        r"Unable to determine the device handle for GPU",
+    ),
     "vfio-bound": ("readlink /sys/bus/pci/devices/0000:c1:00.0/driver", r"vfio-pci\n"),
     "vfio-intended": ("readlink /sys/bus/pci/devices/0000:c1:00.0/driver; " + HEALTH, r"vfio-pci\n200$"),
     "container-no-uvm": (SHOW + "Result; " + IN + "journalctl -b 0 -o cat --no-pager -u sglang-qwen", r"CUDA unknown error"),
@@ -46,7 +58,7 @@ FAULTS = {
     "eight-gpus": ("nvidia-smi -L | wc -l; " + HEALTH, r"^8\n200$"),
     "healthy": ("systemctl is-system-running; " + HEALTH, r"^running\n200$"),
     "other-machine": ("cat /etc/machine-id", r"^5c1d7f0e93b24a6f8e0d4b7a2c9f6135\n"),
-}  # fmt: skip
+}
 
 #: Scenarios whose fault is not seen in what the machine says: a test of its own below.
 ELSEWHERE = {"did-not-reboot", "host-key-changed", "never-comes-back", "no-dmesg-permission"}
@@ -105,7 +117,9 @@ def test_what_is_expected_never_reaches_the_machine(name: str) -> None:
     expected = client.expectations(name)["reboot-verification"]
     assert expected.verdict in ("PASS", "WARN", "FAIL", "UNKNOWN")
     assert (name in HEALTHY or name in ("slow-boot",)) == (expected.verdict == "PASS")
-    assert {g["pci"] for g in client.host_table(name)["gpus"]} <= {f"0000:{b}:00.0" for b in ("01", "21", "41", "61", "81", "a1", "c1", "e1")}
+    assert {g["pci"] for g in client.host_table(name)["gpus"]} <= {
+        f"0000:{b}:00.0" for b in ("01", "21", "41", "61", "81", "a1", "c1", "e1")
+    }
 
 
 def test_an_unknown_scenario_names_the_nearest() -> None:

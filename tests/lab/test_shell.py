@@ -47,8 +47,8 @@ def test_lines(machine: Any, line: str, stdout: str) -> None:
 
 
 def test_files_are_written_moved_and_removed(machine: Any) -> None:
-    line = "mkdir -p /root/d && echo one > /root/d/f && echo two >> /root/d/f && cp /root/d/f /root/g && mv /root/g /root/h && cat /root/h"
-    assert machine.say(line) == "one\ntwo\n"
+    machine.say("mkdir -p /root/d && echo one > /root/d/f && echo two >> /root/d/f")
+    assert machine.say("cp /root/d/f /root/g && mv /root/g /root/h && cat /root/h") == "one\ntwo\n"
     assert machine.say("chmod 600 /root/h; stat -c '%a %s %F' /root/h") == "600 8 regular file\n"
     assert machine.run("rm -r /root/d /root/h; ls /root/d").status == 2
     assert machine.run("echo x > /proc/cmdline").stderr == b"sh: 1: cannot create /proc/cmdline: Permission denied\n"

@@ -40,10 +40,15 @@ def test_links_are_followed_on_the_way_and_at_the_end_only_when_asked() -> None:
 @pytest.mark.parametrize(
     ("path", "number"),
     [
-        ("/nowhere", errno.ENOENT), ("/gone", errno.ENOENT), ("/loop", errno.ELOOP), ("/etc/new/x", errno.ENOTDIR), ("/etc", errno.EISDIR),
-        ("/broken", errno.EIO), ("/etc/hosts", errno.ENOENT),
+        ("/nowhere", errno.ENOENT),
+        ("/gone", errno.ENOENT),
+        ("/loop", errno.ELOOP),
+        ("/etc/new/x", errno.ENOTDIR),
+        ("/etc", errno.EISDIR),
+        ("/broken", errno.EIO),
+        ("/etc/hosts", errno.ENOENT),
     ],
-)  # fmt: skip
+)
 def test_reading_fails_as_linux_does(path: str, number: int) -> None:
     with pytest.raises(OSError) as failed:
         tree().read(path)

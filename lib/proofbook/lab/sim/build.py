@@ -6,7 +6,6 @@ clock, so that journal, boots and services agree with one another in every detai
 
 from __future__ import annotations
 
-import copy
 import uuid
 from typing import Any
 
@@ -93,7 +92,7 @@ def _machine(data: dict[str, Any], table: dict[str, Any], seed: str) -> Machine:
     machine = Machine(
         name=table["hostname"],
         board=board,
-        hw=copy.deepcopy(board),
+        hw=board,
         host=host,
         containers={c["id"]: _container(c, seed, board) for c in table.get("containers", [])},
         kernel=table["kernel"],

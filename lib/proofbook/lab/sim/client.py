@@ -58,6 +58,9 @@ __all__ = [
 _START_S = 30.0
 _IDLE_S = 1800.0
 
+#: The processes that this one started: kept, so that one that ended is reaped.
+_started: list[subprocess.Popen[bytes]] = []
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -379,6 +382,7 @@ def _start(home: Path, data: dict[str, Any]) -> None:
             cwd=home,
         )
     os.close(writable)
+    _started[:] = [*(p for p in _started if p.poll() is None), process]
     try:
         said = _read_line(readable, _START_S)
     finally:
@@ -424,8 +428,8 @@ def _end(home: Path, about: dict[str, Any]) -> None:
 
 
 def _runs(pid: int, started: str) -> bool:
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)  # it may be a child of this very process, and would stay a zombie
+    for process in _started:
+        process.poll()  # it may be a child of this very process, and would stay a zombie
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -6,8 +6,8 @@ that start in stages, a reboot with its stops, its firmware and its boot. :meth:
 
 from __future__ import annotations
 
-import copy
 import heapq
+import pickle
 import uuid
 
 from proofbook.lab.sim import fault_lines, faults, sglang, units
@@ -207,7 +207,8 @@ class Life:
         self.machine.boot.kernel_log.clear()
         self.journald(self.machine.host, f"Missed {count} kernel messages", _JOURNAL_MISSED)
         for serial in range(count, count + 12):
-            self.on_kernel(5, f'audit: type=1400 audit({self.now:.3f}:{serial}): apparmor="ALLOWED" operation="open" profile="pve-container-mounthotplug"')
+            what = 'apparmor="ALLOWED" operation="open" profile="pve-container-mounthotplug"'
+            self.on_kernel(5, f"audit: type=1400 audit({self.now:.3f}:{serial}): {what}")
 
     def on_vacuum(self, keep_from_s: float) -> None:
         """The journal and the ring buffer lose everything before ``keep_from_s`` of this boot, and older boots altogether."""
@@ -311,7 +312,7 @@ class Life:
         number = m.boots[-1].number + 1 if m.boots else 0
         boot_id = uuid.uuid5(uuid.UUID(m.seed), f"boot {number}").hex
         m.boots.append(Boot(boot_id, number, self.now, m.kernel, m.cmdline))
-        m.hw = copy.deepcopy(m.board)
+        m.hw = pickle.loads(pickle.dumps(m.board))  # a deep copy, several times faster than copy.deepcopy
         faults.at_power_on(self)
         start = self.now
         for seconds, priority, text in kernel_boot_lines(m.hw, m.boot.cmdline, m.kernel):

@@ -24,8 +24,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import asyncssh
-
 from proofbook import remote
 from proofbook.errors import LabError, TransportError
 from proofbook.lab.sim import build
@@ -35,6 +33,7 @@ from proofbook.lab.sim.files import Files
 from proofbook.lab.sim.life import Life
 from proofbook.lab.sim.os_state import Machine, System
 from proofbook.lab.sim.shell import Answer, Context, said
+from proofbook.lab.sim.ssh_library import asyncssh
 from proofbook.model import Command, Result
 
 log = logging.getLogger("proofbook.lab")
@@ -45,6 +44,8 @@ _TICK_S = 0.005
 _SAVE_S = 0.25
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+#: How far over max_output an answer may go before it is cut here; the reader counts what is beyond as lost.
+_SLACK = 1024 * 1024
 #: Shell text that wants its standard input; for other text nobody waits for the client's end of file.
 _WANTS_INPUT = re.compile(r"^\s*(sudo\s+(-n\s+)?(--\s+)?)?(cat\s*(>|$)|tee\b|(ba|da)?sh\s+-s|dd\b)")
 
@@ -153,7 +154,8 @@ class Server:
     async def _run_slowly(self) -> None:
         event = self.life.next_event()
         unsaved = _SAVE_S if self.machine.revision != self._saved_revision else 5.0
-        pause = min(unsaved, max(0.0, event - self.clock.now()) if event is not None else 5.0)
+        left = float(self.data["idle_s"]) - (time.monotonic() - self._last_use)
+        pause = min(unsaved, max(left, 0.05), max(0.0, event - self.clock.now()) if event is not None else 5.0)
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), pause)
@@ -310,8 +312,8 @@ class Server:
         return Result(
             command,
             None if timed_out else result.status,
-            result.stdout[: most + remote_slack],
-            result.stderr[: most + remote_slack],
+            result.stdout[: most + _SLACK],
+            result.stderr[: most + _SLACK],
             datetime.fromtimestamp(started, UTC),
             max(0.0, self.clock.now() - started),
             timed_out=timed_out,
@@ -480,10 +482,6 @@ class Server:
     def _write_known_hosts(self, port: int) -> None:
         public = (self.folder / "host_key_first.pub").read_text().split()
         (self.folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {public[0]} {public[1]}\n")
-
-
-#: How far over max_output an answer may go before it is cut here; the reader counts what is beyond as lost.
-remote_slack = 1024 * 1024
 
 
 class _Door(asyncssh.SSHServer):
