@@ -22,7 +22,10 @@ _TRACEBACK = b"Traceback (most recent call last)"
 
 
 class Engine(Protocol):
-    """Finds literals in bytes: ``(end of the match, number of the literal)``, in any order, at least one a matching line."""
+    """Finds literals in bytes: ``(end of the match, number of the literal)``, in any order, at least one a matching line.
+
+    The number means something only where the engine is ``exact``.
+    """
 
     name: str
     exact: bool  # every literal of a line is reported, not just one
@@ -56,19 +59,35 @@ class HyperscanEngine:
 
 
 class RegexEngine:
-    """One alternation of all literals, by any module with the interface of ``re``; one literal a place is reported."""
+    """One alternation of all literals, by any module with the interface of ``re``; it tells where a literal is, not which."""
 
     exact = False
 
     def __init__(self, literals: Sequence[bytes], module: Any, name: str) -> None:
         self.name = name
-        # Longest first: where two begin at the same place the longer one is told, though either marks the line.
-        ordered = sorted(range(len(literals)), key=lambda i: -len(literals[i]))
-        self._numbers = {literals[i]: i for i in ordered}
-        self._pattern = module.compile(b"|".join(re.escape(literals[i]) for i in ordered))
+        # A line with a literal also holds every part of it: only those literals matter that hold no other one.
+        shortest = [x for x in set(literals) if not any(y != x and y in x for y in literals)]
+        # WHY a tree: re tries alternatives one by one at every place; shared beginnings are then tried once.
+        self._pattern = module.compile(_tree(shortest))
 
     def scan(self, data: bytes) -> Sequence[tuple[int, int]]:
-        return [(m.end(), self._numbers[m.group()]) for m in self._pattern.finditer(data)]
+        return [(m.end(), 0) for m in self._pattern.finditer(data)]
+
+
+def _tree(words: Sequence[bytes]) -> bytes:
+    """A regular expression for these words with their common beginnings written once."""
+    heads: dict[bytes, list[bytes]] = {}
+    for word in words:
+        heads.setdefault(word[:1], []).append(word[1:])
+    parts = []
+    for head, rest in sorted(heads.items()):
+        if b"" in rest:
+            parts.append(re.escape(head))
+        elif len(rest) == 1:
+            parts.append(re.escape(head + rest[0]))
+        else:
+            parts.append(re.escape(head) + b"(?:" + _tree(rest) + b")")
+    return b"|".join(parts)
 
 
 ENGINES = ("hyperscan", "re2", "re")
@@ -137,7 +156,11 @@ class Prefilter:
     def _after_tracebacks(self, data: bytes, hits: dict[int, set[int]], spans: dict[int, int]) -> dict[int, int]:
         """The lines after each traceback's first one: its frames, and the line that names the error."""
         out: dict[int, int] = {}
-        marked = (s for s in hits if (hits[s] & set(self._trace)) or (not self.engine.exact and _TRACEBACK in data[s : spans[s]]))
+        trace = set(self._trace)
+        if self.engine.exact:
+            marked = [s for s, numbers in hits.items() if numbers & trace]
+        else:
+            marked = [s for s in hits if _TRACEBACK in data[s : spans[s]]]
         for start in marked:
             at = spans[start] + 1
             for _ in range(TRACEBACK_LINES):

@@ -15,8 +15,15 @@ from proofbook.signatures.formats import read_journal_line, read_line
 from proofbook.signatures.judge import Judgement, Judging, LogContext
 from proofbook.signatures.prefilter import CHUNK, Prefilter, chunks, prefilter
 
+#: A buffer up to this size (bytes) is filtered in one piece, without copying it.
+WHOLE = 256 * 1024 * 1024
 #: Lines whose message is no plain string: always decoded, because no anchor can be found in an array of byte values.
 JOURNAL_ALWAYS = ('"MESSAGE":[', '"MESSAGE" : [', '"MESSAGE": [', '"MESSAGE":null', '"MESSAGE" : null', '"MESSAGE": null')
+
+
+#: A run of zero bytes is what a file system leaves of the last writes before a hard reset; it stands at the end, or where the
+#: next boot's lines were appended.
+_ZEROS, _TAIL = b"\x00\x00\x00\x00", 65536
 
 
 @dataclass(slots=True)
@@ -24,7 +31,6 @@ class _Ends:
     """How a log begins and ends, kept while it streams by."""
 
     lines: int = 0
-    last: bytes = b""
     unterminated: bool = False
     zeros: bool = False
     null_messages: int = 0
@@ -77,9 +83,8 @@ class _Stream:
         self.ends = _Ends()
 
     def run(self, data: bytes | Iterable[bytes]) -> Judgement:
-        stretches = [data] if isinstance(data, bytes) else data
-        for stretch in stretches:
-            for _, piece in chunks(stretch):
+        for stretch in [data] if isinstance(data, bytes) else data:
+            for _, piece in chunks(stretch, WHOLE):
                 self._piece(piece)
         self._finish_ends()
         return self.judging.finish(lines=self.ends.lines, gaps=self.ends.gaps)
@@ -89,16 +94,17 @@ class _Stream:
         if not ends.lines:
             first = data[: data.find(b"\n") if b"\n" in data else len(data)]
             self._edge(first)
+        number, start = 0, 0
         for number, start, end, anchors in self.filter.lines(data):
+            raw = data[start:end]
+            ends.zeros = ends.zeros or _ZEROS in raw
             if self.json:
-                self._journal(data[start:end], ends.lines + number + 1, anchors)
+                self._journal(raw, ends.lines + number + 1, anchors)
             else:
-                self._text(data[start:end], ends.lines + number + 1, anchors)
+                self._text(raw, ends.lines + number + 1, anchors)
         ends.unterminated = not data.endswith(b"\n")
-        ends.lines += data.count(b"\n") + ends.unterminated
-        ends.zeros = ends.zeros or b"\x00\x00\x00\x00" in data
-        cut = data.rfind(b"\n", 0, len(data) - 1) + 1
-        ends.last = data[cut:]
+        ends.lines += number + data.count(b"\n", start) + ends.unterminated
+        ends.zeros = ends.zeros or _ZEROS in data[-_TAIL:]
 
     def _edge(self, raw: bytes) -> None:
         """The log's first line, for when it begins; it is judged only if the filter lets it through as well."""
@@ -124,9 +130,9 @@ class _Stream:
         if line is None:
             self.ends.null_messages += 1
             return
-        # The anchors were seen in the raw line: JSON escapes, byte arrays and other fields make them a hint for the line, not
-        # for the message.
-        self.judging.feed(replace(line, n=n), None)
+        # WHY: anchors hold nothing that JSON escapes, so a plain message shows all of its anchors in the raw line.
+        plain = anchors is not None and not any(a in JOURNAL_ALWAYS for a in anchors)
+        self.judging.feed(replace(line, n=n), anchors if plain else None)
 
     def _finish_ends(self) -> None:
         ends = self.ends
