@@ -113,11 +113,18 @@ class Box:
     # ------------------------------------------------------------------------------------------ what befalls a machine
 
     def power_off(self) -> None:
-        """Pull the plug: everything in it dies in this instant. It stays off until :meth:`power_on`."""
+        """Pull the plug: everything in it dies in this instant. It stays off until :meth:`power_on`. Raises LabError."""
+        group = self._machine_group()
         (self.home / "power-off").touch()
-        (self._machine_group() / "cgroup.kill").write_text("1")
+        (group / "cgroup.kill").write_text("1")
+        deadline = time.monotonic() + 30.0
+        while not (self.home / "dark").exists():
+            if time.monotonic() > deadline:
+                raise LabError(f"{self.name} did not go dark", hint=f"see {self.home / 'console.log'}")
+            time.sleep(0.01)
 
     def power_on(self) -> None:
+        """Put the plug back; :meth:`up` waits until it answers."""
         (self.home / "power-off").unlink(missing_ok=True)
 
     def freeze(self) -> None:
@@ -202,7 +209,7 @@ class Box:
     def _clear(self) -> None:
         """Remove what belongs to one life of the box; its identity stays."""
         cgroups.remove(self.group)
-        for name in ("box.json", "plan.json", "power-off", "delay_ms", "alive", ".#root.lck"):
+        for name in ("box.json", "plan.json", "power-off", "dark", "delay_ms", "alive", ".#root.lck"):
             (self.home / name).unlink(missing_ok=True)
         for name in ("seed", "layer", "root"):
             shutil.rmtree(self.home / name, ignore_errors=True)

@@ -23,12 +23,15 @@ mount -t overlay -o "lowerdir=$rootfs,upperdir=$home/layer/upper,workdir=$home/l
 
 trap 'exit 143' TERM
 while :; do
-  # 133: it wants to be rebooted. The file power-off is a cable that is pulled: the machine is dead until it goes away.
+  # 133: it wants to be rebooted. The file power-off is a cable that is pulled: the machine is dead until it goes away, and
+  # the file dark says that it is.
   status=0
   systemd-nspawn --quiet --boot --directory="$home/root" --machine="$name" --register=no --keep-unit --link-journal=no \
     --resolv-conf=off --timezone=off --console=read-only --capability=CAP_NET_ADMIN --kill-signal=SIGRTMIN+3 </dev/null || status=$?
   if [ -e "$home/power-off" ]; then
+    : > "$home/dark"
     while [ -e "$home/power-off" ]; do sleep 0.05; done
+    rm -f "$home/dark"
   elif [ "$status" -ne 133 ]; then
     exit "$status"
   fi

@@ -56,6 +56,16 @@ class Process:
             os.waitpid(self.pid, os.WNOHANG)  # it may be a child of this very process, and would stay a zombie
         return bool(self.started) and started(self.pid) == self.started
 
+    def kill(self) -> None:
+        """SIGKILL, at once and without waiting; nothing when it is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(self.pid)
+            try:
+                if self.runs():
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            finally:
+                os.close(handle)
+
     def end(self, number: signal.Signals = signal.SIGTERM, *, patience_s: float = 10.0) -> None:
         """Send a signal and wait; SIGKILL when that does not help. Returns when the process is gone."""
         try:

@@ -1,0 +1,129 @@
+"""Tests on real machines: a real systemd, journald, sshd and sudo in containers (``box``), a real kernel in VMs (``vm``).
+
+They need root and Debian packages, and minutes: ``make test-vm`` asks for them with PROOFBOOK_REAL=1, ``make test`` does not.
+When they are asked for, what is missing fails them; nothing is skipped in silence.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proofbook.lab.real.box import Box
+from proofbook.lab.real.places import Places
+from proofbook.model import Command, Probe, Result, command
+from proofbook.probes import Answer, drive
+from proofbook.transports.ssh import SshTransport
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "box: needs root and systemd-nspawn; runs on a real systemd in a container")
+    config.addinivalue_line("markers", "vm: needs root and QEMU; runs on a real kernel in a virtual machine")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get("PROOFBOOK_REAL"):
+        return
+    ours = [item for item in items if item.get_closest_marker("box") or item.get_closest_marker("vm")]
+    if ours:
+        config.hook.pytest_deselected(items=ours)
+        items[:] = [item for item in items if item not in ours]
+
+
+def until(true: Callable[[], Any], what: str, limit_s: float = 60.0) -> Any:
+    """Wait for something that comes about by itself; what it returned. The limit is generous: machines are busy."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if found := true():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"within {limit_s:.0f} s it did not come about that {what}")
+
+
+class Machine:
+    """A box with hands: run something on it as root, ask it probes as any of its users."""
+
+    def __init__(self, box: Box) -> None:
+        self.box = box
+        self._open: list[SshTransport] = []
+
+    def transport(self, user: str = "root", **options: Any) -> SshTransport:
+        endpoint = self.box.status()
+        assert endpoint is not None
+        transport = SshTransport(
+            endpoint.address,
+            port=endpoint.port,
+            user=user,
+            identity_file=endpoint.identity_file,
+            known_hosts=endpoint.known_hosts,
+            ssh_config=False,
+            **options,
+        )
+        self._open.append(transport)
+        return transport
+
+    def close(self) -> None:
+        while self._open:
+            self._open.pop().close()
+
+    def sh(self, script: str, *, user: str = "root", check: bool = True) -> str:
+        """Run a script there by OpenSSH's own client: what a test does to a machine does not go the way that it tests."""
+        argv = self.box.ssh_command("sh", "-s", user=user)
+        done = subprocess.run(argv, input=script, capture_output=True, text=True, timeout=120, check=False)
+        assert not check or done.returncode == 0, f"{script!r} ended with {done.returncode}: {done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    def ask(self, probe: Probe[Any], *, user: str = "root") -> Answer[Any]:
+        with self.transport(user) as transport:
+            return drive([probe], transport.gather)[probe]
+
+    def value(self, probe: Probe[Any], *, user: str = "root") -> Any:
+        answer = self.ask(probe, user=user)
+        assert answer.known, answer.unknown
+        return answer.value
+
+    def run(self, *argv: str, user: str = "root", **options: Any) -> Result:
+        with self.transport(user) as transport:
+            return transport.run(Command(tuple(argv), **options) if options else command(*argv))
+
+    def booted(self) -> None:
+        """Wait until its boot is done: before, ordinary users are refused and units are still starting."""
+        done = subprocess.run(
+            self.box.ssh_command("systemctl is-system-running --wait"), capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.stdout.strip() in ("running", "degraded"), done
+
+
+@contextmanager
+def machine_in(folder: Path, name: str) -> Iterator[Machine]:
+    # The cache is the user's own, so that the file system is built once; the machines are this test's alone.
+    places = Places(folder, Places.default().cache)
+    machine = Machine(Box(name, places))
+    try:
+        machine.box.up(owner=os.getpid())
+        machine.booted()
+        yield machine
+    finally:
+        machine.close()
+        machine.box.down()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A box for tests that leave it as they found it."""
+    with machine_in(tmp_path_factory.mktemp("lab"), "shared") as machine:
+        yield machine
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Machine]:
+    """A box of the test's own, to do anything to."""
+    with machine_in(tmp_path, "fresh") as machine:
+        yield machine
