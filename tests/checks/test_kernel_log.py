@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proofbook.checks.kernel_log import KernelLogClean
-from proofbook.errors import CannotTell
+from proofbook.intent import GpuSpec
 from proofbook.model import Verdict
 from proofbook.probes.iommu import IommuGroups
 from proofbook.probes.kernel_log import KernelLog
@@ -69,5 +69,32 @@ def test_a_line_that_nobody_knows_is_shown(world: Any) -> None:
 
 def test_a_log_of_another_boot_is_none(world: Any) -> None:
     world.change(KernelLog(), boot_id=world.OTHER)
-    with pytest.raises(CannotTell, match="the kernel log is of boot"):
-        world.judge(check(world))
+    (finding,) = world.judge(check(world))
+    assert finding.verdict is UNKNOWN
+    assert "the kernel log is of boot" in finding.reason
+
+
+NOT_CALLED = "NVRM: The NVIDIA probe routine was not called for {} device(s)."
+
+
+@pytest.mark.parametrize(
+    ("devices", "passed_through", "verdict"), [(1, 1, PASS), (1, 2, PASS), (2, 1, FAIL), (1, 0, FAIL), (2, 2, PASS)]
+)
+def test_gpus_that_the_driver_does_not_get_are_right_where_passthrough_is_meant(
+    world: Any, devices: int, passed_through: int, verdict: Verdict
+) -> None:
+    world.says(NOT_CALLED.format(devices))
+    gpus = tuple(GpuSpec(pci=g.pci, driver="vfio-pci" if n < passed_through else "nvidia") for n, g in enumerate(world.GPUS))
+    assert world.verdict(KernelLogClean(gpus)) is verdict
+
+
+def test_gpus_that_the_driver_does_not_get_when_nobody_said_what_is_meant(world: Any) -> None:
+    world.says(NOT_CALLED.format(1))
+    assert world.verdict(KernelLogClean()) is WARN
+
+
+def test_no_gpu_for_the_driver_is_right_only_when_all_are_passed_through(world: Any) -> None:
+    world.says(NOT_CALLED.format(2), "NVRM: No NVIDIA devices probed.")
+    both = tuple(GpuSpec(pci=g.pci, driver="vfio-pci") for g in world.GPUS)
+    assert world.verdict(KernelLogClean(both)) is PASS
+    assert world.verdict(KernelLogClean(world.GPUS)) is FAIL

@@ -9,7 +9,7 @@ import pytest
 
 from proofbook.checks.pci import LinkSpeed, LinkWidth, PcieErrors
 from proofbook.intent import GpuSpec
-from proofbook.model import Verdict
+from proofbook.model import Suggested, Verdict
 from proofbook.probes.kernel_log import KernelLog
 from proofbook.probes.pci import AerCounters, AerTotals, LinkFacts, PciDevices
 
@@ -115,11 +115,11 @@ def without_osc(w: Any) -> Any:
 def test_errors(world: Any, broken: Break, verdicts: list[Verdict], says: str) -> None:
     findings = broken(world).judge(PcieErrors(world.GPUS, None))
     assert [f.verdict for f in findings] == verdicts
-    assert any(says in f.reason for f in findings)
+    assert any(says in f"{f.subject} {f.reason}" for f in findings)
 
 
 def test_unreadable_pci_is_not_judged(world: Any) -> None:
     world.blind(PciDevices())
     for check in (LinkWidth(world.GPUS, None), LinkSpeed(world.GPUS, None)):
-        with pytest.raises(Exception, match="permission denied"):
-            world.judge(check)
+        (finding,) = world.judge(check)
+        assert (finding.verdict, finding.action) == (UNKNOWN, Suggested.GRANT)

@@ -37,13 +37,24 @@ REFUSED = {"http_status": None, "error": "connection refused"}
         (lambda w: answer(**REFUSED)(w).change(w.UNIT, active="failed", sub="failed"), FAIL, "it is failed", Suggested.LOOK),
         (lambda w: w.change(w.UNIT, active="inactive", sub="dead"), FAIL, "something else answers there", Suggested.LOOK),
         (lambda w: w.blind(w.UNIT), UNKNOWN, "whether it is this unit that answers", Suggested.NONE),
-        (lambda w: w.blind(w.ENDPOINT, why="curl is not there"), UNKNOWN, "curl is not there", Suggested.NONE),
+        (lambda w: w.blind(w.ENDPOINT, why="curl is not there"), UNKNOWN, "curl is not there", Suggested.LOOK),
     ],
 )
 def test_answers(world: Any, broken: Break, verdict: Verdict, says: str, action: Suggested) -> None:
     (finding,) = broken(world).judge(ServiceAnswers(world.SERVICE, world.CONTAINER))
     assert (finding.verdict, finding.action) == (verdict, action)
     assert says in finding.reason
+
+
+def test_a_refused_look_says_what_would_let_it_look(world: Any) -> None:
+    world.blind(world.STATE, world.ENDPOINT, why="`pct` needs root, and sudo refused: sudo: a password is required")
+    for check, subject in (
+        (ContainerUp(world.CONTAINER), "llm-two"),
+        (ServiceAnswers(world.SERVICE, world.CONTAINER), "llm-two/sglang-qwen.service"),
+    ):
+        (finding,) = world.judge(check)
+        assert (finding.verdict, finding.action, finding.subject) == (UNKNOWN, Suggested.GRANT, subject)
+        assert "sudo without a password" in finding.what_to_do
 
 
 def test_a_service_without_an_address_is_not_asked(world: Any) -> None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from proofbook.checks.baseline import Baseline
-from proofbook.checks.looking import counted, join, short_id, tell, well_formed_id
-from proofbook.errors import CannotTell
+from proofbook.checks.looking import counted, join, short_id, tell, unseen, well_formed_id
 from proofbook.model import Check, Finding, Probe, Seen, Suggested
 from proofbook.probes.boot import Boot, Boots, Machine, MachineFacts, Shutdown
 
@@ -33,7 +32,9 @@ class SameMachine(Check):
         return (Machine(),)
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
-        machine = seen.value(Machine())
+        machine, why = tell(seen, Machine()).pair
+        if machine is None:
+            return [unseen(self, why, "machine-id")]
         subject = machine.hostname
         if not well_formed_id(machine.machine_id):
             return [
@@ -79,7 +80,9 @@ class Rebooted(Check):
         return (Machine(), Boots())
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
-        machine = seen.value(Machine())
+        machine, why = tell(seen, Machine()).pair
+        if machine is None:
+            return [unseen(self, why, "boot-id")]
         if self.baseline is None:
             reason = (
                 f"up {_duration(machine.uptime_s)} on boot {short_id(machine.boot_id)}…; there is no earlier look to compare with"
@@ -173,7 +176,9 @@ class StillUp(Check):
         return (Machine(),)
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
-        machine = seen.value(Machine())
+        machine, why = tell(seen, Machine()).pair
+        if machine is None:
+            return [unseen(self, why, "boot-id")]
         first = self.first.boot_id
         if not well_formed_id(first) or not well_formed_id(machine.boot_id):
             return [
@@ -259,10 +264,13 @@ class KernelAndCommandLine(Check):
         return (Machine(),)
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
-        machine = seen.value(Machine())
+        machine, why = tell(seen, Machine()).pair
+        if machine is None:
+            return [unseen(self, why, "kernel")]
         before = self.baseline.machine if self.baseline else None
         if self.baseline is not None and before is None and not (self.kernel and self.options):
-            raise CannotTell(f"the kernel of before is not known: {self.baseline.unknown.get('machine', 'it was not looked at')}")
+            reason = f"the kernel of before is not known: {self.baseline.unknown.get('machine', 'it was not looked at')}"
+            return [self.unknown(reason, subject="kernel")]
         findings = [self._kernel(machine, before), self._options(machine, before)]
         odd = _without_effect(machine.arguments)
         if odd:

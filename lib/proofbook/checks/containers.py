@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from proofbook.checks.looking import counted, join
+from proofbook.checks.looking import counted, join, tell, unseen
 from proofbook.intent import ContainerSpec
 from proofbook.model import Check, Finding, Probe, Seen, Suggested
 from proofbook.probes.containers import ContainerFacts, ContainerState
@@ -34,8 +34,10 @@ class ContainerUp(Check):
         return (ContainerState(self.container),)
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
-        facts = seen.value(ContainerState(self.container))
         name = self.container.name
+        facts, why = tell(seen, ContainerState(self.container)).pair
+        if facts is None:
+            return [unseen(self, why, name)]
         if not facts.running:
             return [
                 self.failed(

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from proofbook.checks.baseline import Baseline, is_gpu
 from proofbook.checks.expected import DECLARE_GPUS, INVENTORY, ExpectedGpu, expected_gpus
 from proofbook.checks.kernel_log import IOMMU_TAGS, findings_of, judge_log, tagged
-from proofbook.checks.looking import counted, join, tell
+from proofbook.checks.looking import counted, join, tell, unseen
+from proofbook.errors import CannotTell
 from proofbook.intent import GpuSpec
 from proofbook.model import Check, Finding, Probe, Seen, Suggested, Verdict
 from proofbook.probes.boot import Machine
@@ -39,7 +40,9 @@ class IommuTypes(Check):
         return (IommuGroups(), PciDevices(), KernelLog())
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
-        iommu = seen.value(IommuGroups())
+        iommu, why = tell(seen, IommuGroups()).pair
+        if iommu is None:
+            return [unseen(self, why)]
         claimed = _claimed(seen)
         expected = expected_gpus(self.gpus, self.baseline)
         if not expected:
@@ -171,7 +174,10 @@ class DmaFaults(Check):
         return (KernelLog(), IommuGroups(), PciDevices(), Machine())
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
-        judged = judge_log(seen, self.gpus, self.baseline)
+        try:
+            judged = judge_log(seen, self.gpus, self.baseline)
+        except CannotTell as error:
+            return [unseen(self, str(error))]
         found = findings_of(self, [f for f in judged.judgement.findings if tagged(f, IOMMU_TAGS)])
         faulting = {f.subject for f in found if f.verdict is Verdict.FAIL}
         findings = list(found)

@@ -6,13 +6,14 @@ PCIe errors (AER) to :mod:`proofbook.checks.pci`, everything else is judged here
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from proofbook.checks.baseline import Baseline, is_gpu
 from proofbook.checks.expected import expected_gpus, merge_addresses
-from proofbook.checks.looking import counted, join, short_id, tell
+from proofbook.checks.looking import counted, join, short_id, tell, unseen
 from proofbook.errors import CannotTell
 from proofbook.intent import GpuSpec
 from proofbook.model import Check, Finding, Probe, Seen, Suggested, Verdict
@@ -27,6 +28,7 @@ __all__ = ["AER_TAGS", "IOMMU_TAGS", "JudgedLog", "KernelLogClean", "findings_of
 IOMMU_TAGS = frozenset({"iommu-fault", "iommu-stuck"})
 AER_TAGS = frozenset({"aer"})
 _MAX_LINES = 6
+_DEVICES = re.compile(r"was not called for (\d+) device")
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def findings_of(check: Check, said: Iterable[SignatureFinding]) -> list[Finding]
         Finding(
             check=check.name,
             verdict=f.verdict,
-            reason=f.reason,
+            reason=f.reason.removeprefix(f"{f.device}: "),
             subject=f.device or f.unit,
             action=f.action,
             what_to_do=f.what_to_do,
@@ -110,10 +112,13 @@ class KernelLogClean(Check):
         return (KernelLog(), Machine(), PciDevices(), IommuGroups())
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
-        judged = judge_log(seen, self.gpus, self.baseline)
+        try:
+            judged = judge_log(seen, self.gpus, self.baseline)
+        except CannotTell as error:
+            return [unseen(self, str(error))]
         judgement = judged.judgement
         ours = [f for f in judgement.findings if f.kind != "gap" and not tagged(f, IOMMU_TAGS) and not tagged(f, AER_TAGS)]
-        findings = findings_of(self, ours)
+        findings = self._as_meant(findings_of(self, ours))
         if judgement.unknown_lines:
             findings.append(self._unknown_lines(judgement))
         if judged.gaps:
@@ -137,6 +142,26 @@ class KernelLogClean(Check):
             lines = counted(len(judged.messages.lines), "line")
             findings.append(self.passed(f"no fault in {lines} of a complete log ({judged.messages.source}){known}"))
         return findings
+
+    def _as_meant(self, findings: list[Finding]) -> list[Finding]:
+        """The driver complains of GPUs that it does not get; where they are meant for virtual machines, that is right."""
+        expected = expected_gpus(self.gpus, self.baseline)
+        passed_through = [gpu for gpu in expected if gpu.driver == "vfio-pci"]
+        out = []
+        for finding in findings:
+            if finding.signature == "nvrm-probe-not-called":
+                missed = max((int(n) for line in finding.lines for n in _DEVICES.findall(line)), default=0)
+                right = 0 < missed <= len(passed_through)
+            else:
+                right = finding.signature == "nvrm-no-devices" and bool(expected) and len(passed_through) == len(expected)
+            if right:
+                whose = join(g.pci for g in passed_through)
+                finding = self.passed(f"the driver gets no hold of {whose}, which is meant: passed through", lines=finding.lines)
+            elif finding.signature == "nvrm-probe-not-called" and not expected:
+                words = f"{finding.reason} Whether that is meant (passthrough), nobody said"
+                finding = replace(finding, verdict=Verdict.WARN, reason=words)
+            out.append(finding)
+        return out
 
     def _unknown_lines(self, judgement: Judgement) -> Finding:
         return self.warned(

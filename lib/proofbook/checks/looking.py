@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from proofbook.errors import CannotTell
-from proofbook.model import Probe, Seen
+from proofbook.model import Check, Finding, Probe, Seen, Suggested
 
-__all__ = ["Told", "counted", "join", "short_id", "tell", "well_formed_id"]
+__all__ = ["Told", "counted", "join", "short_id", "tell", "unseen", "well_formed_id"]
 
 T = TypeVar("T")
 
@@ -32,6 +33,21 @@ def tell(seen: Seen, probe: Probe[T]) -> Told[T]:
         return Told(seen.value(probe), "")
     except CannotTell as why:
         return Told(None, str(why) or "no reason was given")
+
+
+_REFUSED = re.compile(r"permi|needs root|sudo|only be read by root|not all entries may be read", re.IGNORECASE)
+
+
+def unseen(check: Check, why: str, subject: str = "") -> Finding:
+    """The finding of a check that could not look: UNKNOWN, with what would let it look."""
+    if _REFUSED.search(why):
+        what = (
+            "Log in as root, or let this account run these commands by sudo without a password (`proofbook hosts "
+            "check` tries them)."
+        )
+        return check.unknown(f"cannot be told: {why}", subject=subject, action=Suggested.GRANT, what_to_do=what)
+    what = "Try the command of the evidence by hand on the machine; then look again."
+    return check.unknown(f"cannot be told: {why}", subject=subject, action=Suggested.LOOK, what_to_do=what)
 
 
 def well_formed_id(text: str) -> bool:

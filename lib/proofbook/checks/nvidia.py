@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from proofbook.checks.baseline import Baseline, is_gpu
 from proofbook.checks.expected import DECLARE_GPUS, ExpectedGpu, expected_gpus
-from proofbook.checks.looking import counted, join, tell
+from proofbook.checks.looking import counted, join, tell, unseen
 from proofbook.intent import GpuSpec
 from proofbook.model import Check, Finding, Probe, Seen, Suggested
 from proofbook.probes.nvidia import Driver, DriverFacts, GpuRow, Gpus, GpuTable
@@ -261,7 +261,9 @@ class DriverConsistent(Check):
         return (Driver(), PciDevices())
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
-        driver = seen.value(Driver())
+        driver, no_driver = tell(seen, Driver()).pair
+        if driver is None:
+            return [unseen(self, no_driver)]
         devices, why = tell(seen, PciDevices()).pair
         expected = expected_gpus(self.gpus, self.baseline)
         if not driver.loaded:

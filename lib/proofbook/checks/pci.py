@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from proofbook.checks.baseline import Baseline, is_gpu
 from proofbook.checks.expected import DECLARE_GPUS, INVENTORY, ExpectedGpu, expected_gpus
 from proofbook.checks.kernel_log import AER_TAGS, JudgedLog, findings_of, judge_log, tagged
-from proofbook.checks.looking import counted, join, tell
+from proofbook.checks.looking import counted, join, tell, unseen
 from proofbook.errors import CannotTell
 from proofbook.intent import GpuSpec
 from proofbook.model import Check, Finding, Probe, Seen, Suggested, Verdict
@@ -47,7 +47,9 @@ class LinkWidth(Check):
         return (PciDevices(),)
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
-        devices = seen.value(PciDevices())
+        devices, why = tell(seen, PciDevices()).pair
+        if devices is None:
+            return [unseen(self, why)]
         gpus = _to_look_at(self.gpus, self.baseline, devices)
         if not gpus:
             return [self.unknown("there is no GPU whose lanes could be counted", what_to_do=DECLARE_GPUS)]
@@ -132,7 +134,9 @@ class LinkSpeed(Check):
         return (PciDevices(),)
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
-        devices = seen.value(PciDevices())
+        devices, why = tell(seen, PciDevices()).pair
+        if devices is None:
+            return [unseen(self, why)]
         gpus = _to_look_at(self.gpus, self.baseline, devices)
         links = {g.pci: link for g in gpus if (device := devices.get(g.pci)) and (link := device.link)}
         if not links:
@@ -173,10 +177,8 @@ class PcieErrors(Check):
         try:
             judged = judge_log(seen, self.gpus, self.baseline)
         except CannotTell as why:
-            return [
-                *self._counted(counters, frozenset()),
-                self.unknown(f"who owns AER is not known without the kernel log: {why}"),
-            ]
+            reason = f"who owns AER is not known without the kernel log: {why}"
+            return [*self._counted(counters, frozenset()), unseen(self, reason)]
         found = findings_of(self, [f for f in judged.judgement.findings if tagged(f, AER_TAGS)])
         found += self._counted(counters, judged.gpus)
         hidden, undecided = self._not_ours(judged)

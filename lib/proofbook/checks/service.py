@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from proofbook.checks.looking import tell
+from proofbook.checks.looking import tell, unseen
 from proofbook.intent import ContainerSpec, ServiceSpec
 from proofbook.model import Check, Finding, Probe, Seen, Suggested
 from proofbook.probes.boot import Machine
@@ -43,7 +43,7 @@ class ServiceAnswers(Check):
         answer, why = tell(seen, Endpoint(service.url, self.container)).pair
         unit, no_unit = tell(seen, UnitState(service.name, self.container)).pair
         if answer is None:
-            return [self.unknown(f"whether it answers could not be tried: {why}", subject=service.spec)]
+            return [unseen(self, why, service.spec)]
         about: dict[str, Any] = {"subject": service.spec, "expected": 200, "observed": answer.http_status or answer.error}
         if answer.http_status == 200:
             return [self._answered(answer, unit, no_unit, about)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from proofbook.checks.arguments import Changed, Held, changes, environment_changes, hold_arguments, hold_environment, is_title
-from proofbook.checks.looking import counted, join, short_id, tell
+from proofbook.checks.looking import counted, join, short_id, tell, unseen
 from proofbook.intent import ContainerSpec, ServiceSpec
 from proofbook.model import Check, Finding, Probe, Seen, Suggested
 from proofbook.probes.systemd import FailedUnits, ProcessFacts, UnitFacts, UnitProcess, UnitState
@@ -59,7 +59,9 @@ class ServiceEnabled(Check):
         return (UnitState(self.service.name, self.container),)
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
-        unit = seen.value(UnitState(self.service.name, self.container))
+        unit, why = tell(seen, UnitState(self.service.name, self.container)).pair
+        if unit is None:
+            return [unseen(self, why, self.service.spec)]
         missing = _exists(self, unit, self.service.spec)
         if missing:
             return [missing]
@@ -87,13 +89,13 @@ class ServiceEnabled(Check):
                     **compared,
                 )
             ]
-        why = {
+        reasons = {
             "enabled-runtime": "enabled in /run only: the next boot forgets it",
             "": "it has no unit file (transient): the next boot does not know it",
         }
         return [
             self.failed(
-                why.get(state, f"{state}: the next boot will not start it"),
+                reasons.get(state, f"{state}: the next boot will not start it"),
                 action=Suggested.FIX_CONFIG,
                 what_to_do=f"`systemctl enable {self.service.name}`"
                 + (f" in {self.service.container}." if self.service.container else "."),
@@ -119,7 +121,9 @@ class ServiceStartedByBoot(Check):
         return (UnitState(self.service.name, self.container), UnitState(_BOOT_TARGET, self.container))
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
-        unit = seen.value(UnitState(self.service.name, self.container))
+        unit, why = tell(seen, UnitState(self.service.name, self.container)).pair
+        if unit is None:
+            return [unseen(self, why, self.service.spec)]
         subject = self.service.spec
         missing = _exists(self, unit, subject)
         if missing:
@@ -210,7 +214,9 @@ class ServiceStable(Check):
         return (UnitState(self.service.name, self.container),)
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
-        unit = seen.value(UnitState(self.service.name, self.container))
+        unit, why = tell(seen, UnitState(self.service.name, self.container)).pair
+        if unit is None:
+            return [unseen(self, why, self.service.spec)]
         missing = _exists(self, unit, self.service.spec)
         if missing:
             return [missing]
@@ -330,7 +336,9 @@ class ServiceRunsAsConfigured(Check):
         return (UnitProcess(self.service.name, self.container), UnitState(self.service.name, self.container))
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
-        process = seen.value(UnitProcess(self.service.name, self.container))
+        process, why = tell(seen, UnitProcess(self.service.name, self.container)).pair
+        if process is None:
+            return [unseen(self, why, self.service.spec)]
         if is_title(process.argv):
             return [
                 self.unknown(
@@ -513,7 +521,10 @@ class NoFailedUnits(Check):
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
         where = self.container.name if self.container else "the host"
-        failed = {row.unit: row for row in seen.value(FailedUnits(self.container))}
+        rows, why = tell(seen, FailedUnits(self.container)).pair
+        if rows is None:
+            return [unseen(self, why, where)]
+        failed = {row.unit: row for row in rows}
         known = set(self.before or ())
         findings = []
         for unit in sorted(failed):
