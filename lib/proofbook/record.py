@@ -185,7 +185,7 @@ class RunRecord:
         """The outcome in words, without colour or sign."""
         so_far = "" if not self.findings else f" · so far {self.verdict}"
         return {
-            RunStatus.COMPLETED: _COMPLETED.get(self.verdict, self.verdict),
+            RunStatus.COMPLETED: _COMPLETED[self.verdict] if not self.not_checked or self.verdict != "PASS" else _PASS_IN_PART,
             RunStatus.RUNNING: f"Not finished{so_far}",
             RunStatus.STOPPED_AT_GATE: "Waiting for an approval",
             RunStatus.ROLLED_BACK: f"Rolled back · {self.verdict}",
@@ -246,6 +246,7 @@ _COMPLETED = {
     "UNKNOWN": "UNKNOWN · it could not be shown",
     "FAIL": "FAIL · it is not as it should be",
 }
+_PASS_IN_PART = "PASS · all that was checked is as it should be"
 _ENDED_EARLY = {
     RunStatus.STOPPED_AT_GATE: "The run stopped at its gate; nothing was changed, and nothing behind the gate was looked at.",
     RunStatus.ABORTED: "The run was aborted; later steps were not carried out.",
@@ -363,7 +364,8 @@ class _Builder:
                 step |= {k: data.get(k) for k in ("outcome", "error", "duration_s")} | {"ended_at": ts}
                 break
         if data.get("outcome") not in ("ok", None):
-            self._mark(ts, "trouble", f"Step {data['step']} {data['outcome']}: {_first_line(data.get('error') or '')}")
+            kind = "gate" if data["outcome"] == "stopped" else "trouble"
+            self._mark(ts, kind, f"Step {data['step']} {data['outcome']}: {_first_line(data.get('error') or '')}")
         self.step = None
 
     def _on_evidence(self, ts: str, data: Mapping[str, Any]) -> None:
@@ -522,8 +524,14 @@ def _environment() -> Any:
         "first_line": _first_line,
     }
     environment.filters.update(filters)
+    environment.tests["changed"] = _changed
     environment.globals |= {"SIGNS": {v.value: s for v, s in SIGNS.items()}}
     return environment
+
+
+def _changed(row: Sequence[Any]) -> bool:
+    """Whether a before-and-after row says, in its last cell, that something changed."""
+    return bool(row) and (row[-1] is False or str(row[-1]).lower() in ("no", "changed", "differs", "different"))
 
 
 def _size_text(size: int) -> str:
