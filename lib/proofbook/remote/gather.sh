@@ -3,7 +3,8 @@
 #
 # WHY it looks like this: the program travels inside single quotes through whatever login shell the account has. csh
 # takes no newline there and expands exclamation marks, fish treats backslashes as special, and the quote itself would
-# end it. So the lines are joined by blanks (every statement ends in its own semicolon) and the code has none of these.
+# end it. So the lines are joined by blanks (every statement ends in its own semicolon) and the code has none of these;
+# only the process id of the last background command, which csh knows and leaves alone.
 #
 # Lanes (subshells) claim one command after the other. The main shell is an event loop on a FIFO:
 #   r lane number pid deadline      a lane has started a command
