@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -243,11 +242,11 @@ def runs(outputs: OutputsOption = None, as_json: JsonFlag = False) -> None:
         print(json.dumps([r.brief() for r in found], ensure_ascii=False))
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2))
-    for column in ("run", "runbook", "host", "status", "verdict"):
-        table.add_column(column, no_wrap=column == "run")
+    for column in ("verdict", "status", "host", "run"):
+        table.add_column(column, no_wrap=True, overflow="ignore")
     for r in found:
-        table.add_row(r.run_id, r.runbook, r.host, r.status, _styled(r.verdict))
-    out.print(table if found else "no records yet")
+        table.add_row(_styled(r.verdict), r.status, r.host, r.run_id)
+    out.print(table if found else "no records yet", width=None if out.is_terminal else 240)
 
 
 @app.command()
@@ -348,11 +347,13 @@ def lab_status(as_json: JsonFlag = False) -> None:
 
     running = client.status()
     if as_json:
-        print(json.dumps([asdict(one) for one in running], default=str))
+        print(json.dumps(running))
         return
     for one in running:
-        answers = "" if one.reachable else "  DOES NOT ANSWER"
-        out.print(f"lab:{one.scenario}  port {one.port}  pid {one.pid}  boot {one.boot_id[:12]}…  {one.now:%Y-%m-%d %H:%M:%S}Z{answers}")
+        answers = "" if one["reachable"] else "  does not answer now"
+        out.print(
+            f"lab:{one['scenario']}  port {one['port']}  pid {one['pid']}  boot {one['boot_id'][:12]}…  {one['now']}{answers}"
+        )
     if not running:
         out.print("no simulated machine runs")
 

@@ -219,12 +219,20 @@ class Journal:
         """The sha256 of the last line."""
         return self._prev
 
-    def append(self, event: str, data: Mapping[str, Any], durable: bool = False) -> int:
-        """Write one event and return its number (from 0). Raises DiskFull (the journal stays readable), Sealed, RecordError."""
+    def clean(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """``data`` as JSON values without secrets, as it will stand in the journal."""
+        cleaned: dict[str, Any] = self._writer.redactor.value(plain(dict(data)), JOURNAL)
+        return cleaned
+
+    def append(self, event: str, data: Mapping[str, Any], durable: bool = False, *, cleaned: bool = False) -> int:
+        """Write one event and return its number (from 0). ``cleaned``: ``data`` came from :meth:`clean`, untouched.
+
+        Raises DiskFull (the journal stays readable), Sealed, RecordError.
+        """
         with self._lock:
             if self._sealed:
                 raise Sealed(f"the journal of {self.run_id} is sealed", hint="write an annotation instead")
-            line = self._line(event, data)
+            line = self._line(event, data if cleaned else self.clean(data))
             self._write(line + b"\n", durable)
             seq, self._seq, self._prev = self._seq, self._seq + 1, _sha256(line)
             return seq
@@ -244,8 +252,7 @@ class Journal:
                 self._fd = -1
             self._free_reserve()
 
-    def _line(self, event: str, data: Mapping[str, Any]) -> bytes:
-        cleaned = self._writer.redactor.value(plain(dict(data)), JOURNAL)
+    def _line(self, event: str, cleaned: Mapping[str, Any]) -> bytes:
         ts = utc_text(self._now())
         line = {"v": 1, "seq": self._seq, "ts": ts, "run": self.run_id, "event": event, "data": cleaned, "prev": self._prev}
         # one NaN of a measurement must not cost the whole line, and JSON readers choke on it

@@ -111,7 +111,7 @@ def launch(
 def _execute(notebook: Path, parameters: dict[str, Any], run_id: str) -> tuple[str, str]:
     """Execute the notebook; the executed copy as JSON is held in memory. Returns (executed notebook, trouble)."""
     # WHY: jsonschema's format checker would build a whole grammar on import (about 2 s of CPU); notebooks need none of it.
-    sys.modules.setdefault("rfc3987_syntax", None)
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     import papermill
     from papermill.exceptions import PapermillExecutionError
     from papermill.iorw import papermill_io
@@ -166,7 +166,7 @@ def _manager_over_ipc(folder: str) -> type:
     """
     from jupyter_client.manager import AsyncKernelManager
 
-    class OverIpc(AsyncKernelManager):  # type: ignore[misc]
+    class OverIpc(AsyncKernelManager):
         def __init__(self, **named: Any) -> None:
             super().__init__(**named)
             self.transport = "ipc"

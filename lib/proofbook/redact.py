@@ -331,6 +331,9 @@ def _encodings(value: str) -> set[str]:
 #: Shorter values cannot be searched for without destroying unrelated text.
 _SHORTEST = 4
 
+#: How many strings, and up to which length, are remembered as holding no secret.
+_REMEMBERED, _REMEMBERED_LENGTH = 50_000, 400
+
 
 class Redactor:
     """Takes secrets out of text, bytes and JSON values, and keeps count. Safe to use from several threads.
@@ -343,6 +346,8 @@ class Redactor:
         self._ledger: dict[str, dict[str, int]] = {}
         self._learned: dict[str, str] = {}  # encoded form -> name
         self._learned_first: tuple[tuple[str, str], ...] = ()  # the same, longest form first
+        # WHY: the same short strings (verdicts, paths, argv) come by at every event, rendering and final scan of a run
+        self._known_clean: set[str] = set()
 
     @property
     def ledger(self) -> dict[str, dict[str, int]]:
@@ -370,6 +375,7 @@ class Redactor:
                 for form in _encodings(piece):
                     self._learned.setdefault(form, _label(name))
             if len(self._learned) != before:
+                self._known_clean = set()
                 self._learned_first = tuple(sorted(self._learned.items(), key=lambda item: -len(item[0])))
         return True
 
@@ -421,8 +427,15 @@ class Redactor:
         return data.decode("utf-8", "surrogateescape") if hit else None
 
     def _clean(self, text: str, tally: _Tally) -> str:
-        if not text:
+        known = self._known_clean  # a set of its own for each state of what is learned: a stale one is never added to by mistake
+        if not text or text in known:
             return text
+        cleaned = self._clean_anew(text, tally)
+        if cleaned == text and len(text) <= _REMEMBERED_LENGTH and len(known) < _REMEMBERED:
+            known.add(text)
+        return cleaned
+
+    def _clean_anew(self, text: str, tally: _Tally) -> str:
         text = self._clean_learned(text, tally)
         if "\0" in text:
             return self._clean_nul_separated(text, tally)

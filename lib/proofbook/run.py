@@ -32,7 +32,7 @@ from proofbook.errors import (
     TransportError,
 )
 from proofbook.host import Host
-from proofbook.journal import JOURNAL, Journal, Writer, plain
+from proofbook.journal import Journal, Writer
 from proofbook.model import (
     Applied,
     Approval,
@@ -216,8 +216,8 @@ class Run:
         return f"<Run {self.about.run_id} of {self.about.runbook} on {self.host.name}: {self._status}, so far {self.verdict}>"
 
     def _say(self, event: str, data: Mapping[str, Any], *, durable: bool = False) -> Mapping[str, Any]:
-        clean: Mapping[str, Any] = self._redactor.value(plain(dict(data)), JOURNAL)
-        self._journal.append(event, clean, durable=durable)
+        clean = self._journal.clean(data)
+        self._journal.append(event, clean, durable, cleaned=True)
         for listener in self._listeners:
             listener(event, clean)
         return clean
@@ -247,9 +247,11 @@ class Run:
 
     def _step(self, verb: str, key: str, title: str, do: Callable[[], T], *, again: bool = False) -> T:
         if (verb, key) in self._done and not again:
-            self._say(
-                "step.ended", {"step": self._steps, "key": key, "verb": verb, "outcome": "skipped", "error": None, "reused": True}
-            )
+            if self.open:
+                self._say(
+                    "step.ended",
+                    {"step": self._steps, "key": key, "verb": verb, "outcome": "skipped", "error": None, "reused": True},
+                )
             stored: T = self._done[(verb, key)]
             return stored
         if not self.open:
@@ -316,7 +318,8 @@ class Run:
     def _keep(self, result: Result, probe: str, boot_id: str) -> Evidence:
         self._evidence += 1
         number = f"e{self._evidence:04d}"
-        slug = _slug(result.command.argv)
+        slug = self._redactor.text(_slug(result.command.argv), "file names")
+        slug = re.sub(r"[^A-Za-z0-9._-]+", "-", slug)
         kept: dict[str, Any] = {}
         redactions = 0
         for stream, data in (("stdout", result.stdout), ("stderr", result.stderr)):
@@ -636,7 +639,10 @@ class Run:
         worst_finding = next(
             (f for v in (Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN) for f in self._findings if f.verdict is v), None
         )
-        head = f"{verdict}: {worst_finding.reason}" if worst_finding and verdict is worst_finding.verdict else f"{verdict}"
+        head = f"{verdict}"
+        if worst_finding and verdict is worst_finding.verdict:
+            about = f"{worst_finding.subject}: " if worst_finding.subject else ""
+            head = f"{verdict}: {about}{worst_finding.reason}"
         return f"{head} ({told or 'nothing was checked'})."
 
 

@@ -82,8 +82,8 @@ def test_a_text_that_is_no_number_is_refused(reboot: Procedure, text: str) -> No
         reboot.from_text({"settle_minutes": text})
 
 
-def check(reboot: Procedure, spec: HostSpec, **given: Any) -> None:
-    reboot.accepts(reboot.validate({"host": spec.name, **given}), spec)
+def check(procedure: Procedure, spec: HostSpec, **given: Any) -> None:
+    procedure.accepts(procedure.validate({"host": spec.name, **given}), spec)
 
 
 def test_what_does_not_fit_the_host_is_refused(reboot: Procedure) -> None:

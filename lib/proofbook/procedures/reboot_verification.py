@@ -161,7 +161,8 @@ def settle(run: Run) -> float:
     minutes: float = run.parameters.settle_minutes
     if minutes == 0:
         run.note(
-            "settle_minutes is 0: there was no second look after a settling time. Late Xids and services that die after minutes would not have been seen.",
+            "settle_minutes is 0: there was no second look after a settling time. "
+            "Late Xids, and services that die after minutes, would not have been seen.",
             kind="not-verified",
             title="no settling time",
         )
