@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,8 @@ def test_a_command_that_nothing_ends_holds_up_nobody() -> None:
     for result in results[:5]:
         assert result.timed_out
         assert "not even SIGKILL" in result.trouble
+        assert result.duration_s >= 0.1
+        assert abs((datetime.now(UTC) - result.started_at).total_seconds()) < 600
     assert results[5].text == "well\n"
     ran_out = ran(["sh", "-c", ONLY_USR1 + remote.RUN], stuck)
     assert "not even SIGKILL" in ran_out.trouble

@@ -49,11 +49,16 @@ class Sshd:
         self.user_key = user_key
         self.known_hosts = folder / "known_hosts"
         self.host_key = make_key(folder / "host_key")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = self.free_port()
         self.process: subprocess.Popen[bytes] | None = None
         self.trust()
+
+    @staticmethod
+    def free_port() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            return port
 
     @property
     def name(self) -> str:

@@ -7,10 +7,11 @@
 # only the process id of the last background command, which csh knows and leaves alone.
 #
 # Lanes (subshells) claim one command after the other. The main shell is an event loop on a FIFO:
-#   r lane number pid deadline      a lane has started a command
-#   e number pid status start end   it has ended
-#   t                               time to look at the deadlines
-#   x                               standard input has ended
+#   r number deadline start            a lane has claimed a command (said first: the command may kill its lane)
+#   p number pid                       its process
+#   e number status start end full     it has ended; full: 1 when nothing more can be written here
+#   t                                  time to look at the deadlines
+#   x                                  standard input has ended
 # Times are hundredths of a second of uptime: reading /proc/uptime needs no fork, and no clock step can bend it.
 
 N=$(echo; echo .); N=${N%.};
@@ -37,8 +38,9 @@ clock() { read -r up rest < /proc/uptime || up=$(date +%s).00; cs=${up#*.}; cs=$
 clock; anchor=$cs; wall=$(date +%s.%N);
 
 live=; helpers=; lanes=0; out=;
-entry() { IFS=:; set -- $1; IFS=" $N"; number=$1; pid=$2; deadline=$3; stage=$4; };
+entry() { IFS=:; set -- $1; IFS=" $N"; number=$1; pid=$2; deadline=$3; stage=$4; began=$5; };
 signal() {
+  case $pid in -) return ;; esac;
   kill -s "$1" -- "-$pid" || kill -s "$1" "$pid" || case $uid in 0) ;; *) sudo -n kill -s "$1" -- "-$pid" ;; esac;
 } 2> /dev/null;
 finish() {
@@ -64,12 +66,13 @@ lane() {
     line=$1; shift; number=$((number + 1));
     { true > "$number.c"; } 2> /dev/null || continue;
     clock; start=$cs;
+    echo "r $number $((start + ${line%% *})) $start" >&4;
     ( child "$number" "${line#* }" ) < /dev/null > "$number.o" 2> "$number.e" & pid=$!;
-    echo "r $number $pid $((start + ${line%% *}))" >&4;
+    echo "p $number $pid" >&4;
     wait "$pid"; status=$?; clock;
     kill -s KILL -- "-$pid" 2> /dev/null;
     full=0; { echo >> "$number.c"; } 2> /dev/null || full=1;
-    echo "e $number $pid $status $start $cs $full" >&4;
+    echo "e $number $status $start $cs $full" >&4;
   done;
 };
 open_lane() { lanes=$((lanes + 1)); ( exec > /dev/null 2>&1; lane "$@" ) & helpers="$helpers $!"; };
@@ -81,9 +84,9 @@ on_tick() {
     entry "$one";
     if [ "$now" -ge "$deadline" ]; then
       case $stage in
-        0) signal TERM; kept="$kept $number:$pid:$((now + 200)):1" ;;
-        1) signal KILL; kept="$kept $number:$pid:$((now + 200)):2" ;;
-        2) out="$out$number - 0 $now 3$N"; left=$((left - 1)); stuck=$((stuck + 1)) ;;
+        0) signal TERM; kept="$kept $number:$pid:$((now + 200)):1:$began" ;;
+        1) signal KILL; kept="$kept $number:$pid:$((now + 200)):2:$began" ;;
+        2) out="$out$number - $began $now 3$N"; left=$((left - 1)); stuck=$((stuck + 1)) ;;
       esac;
     else kept="$kept $one"; fi;
   done;
@@ -96,13 +99,17 @@ while [ "$lanes" -lt "$width" ] && [ "$lanes" -lt "$count" ]; do open_lane "$@";
 
 gone=;
 while [ "$left" -gt 0 ]; do
-  read -r event number pid a b c d0 <&4;
+  read -r event said a b c full <&4;
   case $event in
-    r) live="$live $number:$pid:$a:0" ;;
+    r) live="$live $said:-:$a:0:$b" ;;
+    p)
+      kept=;
+      for one in $live; do case $one in "$said":-:*) kept="$kept $said:$a:${one#*:-:}" ;; *) kept="$kept $one" ;; esac; done;
+      live=$kept ;;
     e)
       flag=;
-      for one in $live; do case $one in "$number":*:0) flag=$d0 ;; "$number":*) flag=2 ;; esac; done;
-      case $flag in ?*) forget "$number"; out="$out$number $a $b $c $flag$N"; left=$((left - 1)) ;; esac ;;
+      for one in $live; do case $one in "$said":*:0:*) flag=$full ;; "$said":*) flag=2 ;; esac; done;
+      case $flag in ?*) forget "$said"; out="$out$said $a $b $c $flag$N"; left=$((left - 1)) ;; esac ;;
     t) on_tick; while [ "$stuck" -gt 0 ]; do open_lane "$@"; stuck=$((stuck - 1)); done ;;
     x) gone=1; left=0 ;;
   esac;
