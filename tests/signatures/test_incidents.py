@@ -1,7 +1,8 @@
 """Public incidents, each with the verdict that it deserves, held against the judge.
 
 ``incidents.jsonl`` holds literal log lines of public threads, what was said of each there, and the verdict that follows by
-the table below. A third of them (``held_out``) was never used for writing or tuning a signature.
+the table below. A third of them (``held_out``, picked by a hash of the name) changed no signature after the first run. They
+are no blind test: whoever wrote the signatures knew these threads.
 """
 
 from __future__ import annotations
@@ -51,5 +52,5 @@ def test_incident(incident: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("incident", [i for i in INCIDENTS if i["held_out"]], ids=lambda i: i["id"])
-def test_incident_that_nothing_was_tuned_on(incident: dict[str, Any]) -> None:
+def test_incident_that_changed_no_signature(incident: dict[str, Any]) -> None:
     assert got(incident) == incident["expected"]
