@@ -88,6 +88,7 @@ def _machine(data: dict[str, Any], table: dict[str, Any], seed: str) -> Machine:
     board = _board(table["board"])
     host = System("", table["hostname"], _stable_id(seed, "host"))
     _add_units(host, _HOST_UNITS)
+    _add_targets(host)
     _host_files(host, table)
     machine = Machine(
         name=table["hostname"],
@@ -136,6 +137,14 @@ def _add_units(system: System, table: tuple[tuple[str, str, float | None, str, s
             system.units[name] = unit
 
 
+def _add_targets(system: System) -> None:
+    for name, description in (("multi-user.target", "Multi-User System"), ("graphical.target", "Graphical Interface")):
+        units.write(system, f"/usr/lib/systemd/system/{name}", f"[Unit]\nDescription={description}\nAllowIsolate=yes\n")
+        unit = units.load(system, name)
+        if unit is not None:
+            system.units[name] = unit
+
+
 def _host_files(host: System, table: dict[str, Any]) -> None:
     for path, text in table.get("files", {}).items():
         units.write(host, path, text)
@@ -157,6 +166,7 @@ def _container(table: dict[str, Any], seed: str, board: Hardware) -> Container:
     )
     container.config = _pct_config(table, board)
     _add_units(container, _CONTAINER_UNITS)
+    _add_targets(container)
     for service in table.get("services", []):
         _service(container, service)
     return container

@@ -227,8 +227,8 @@ class Life:
         self.logind("The system will reboot now!")
         self.logind("System is rebooting.")
         m.host.state = "stopping"
-        for target in ("graphical.target - Graphical Interface", "multi-user.target - Multi-User System"):
-            self.pid1(m.host, f"Stopped target {target}.", catalogue=_STOPPED)
+        for target in ("graphical.target", "multi-user.target"):
+            self._stop_target(m.host, m.host.units[target])
         m.revision += 1
         if m.fault("reboot-ignored"):
             self.pid1(
@@ -247,6 +247,10 @@ class Life:
             self.at(self.now + 1.0, "stop_container", container.id)
         self.at(self.now + m.timing.shutdown_s, "halt")
 
+    def _stop_target(self, system: System, target: Unit) -> None:
+        target.active, target.sub, target.active_exit_at, target.inactive_enter_at = "inactive", "dead", self.now, self.now
+        self.pid1(system, f"Stopped target {_name(target)}.", unit=target, catalogue=_STOPPED)
+
     def on_stop_ssh(self) -> None:
         m = self.machine
         ssh = m.host.units["ssh.service"]
@@ -260,7 +264,11 @@ class Life:
         """The orderly end of a boot: everything stops, the journal says so in its last lines."""
         m = self.machine
         for unit in reversed(list(m.host.units.values())):
-            if unit.active == "active" and unit.name not in ("systemd-journald.service", "systemd-udevd.service"):
+            if (
+                unit.active == "active"
+                and unit.name.endswith(".service")
+                and unit.name not in ("systemd-journald.service", "systemd-udevd.service")
+            ):
                 self._stopped(m.host, unit)
         for target in ("shutdown.target - System Shutdown", "final.target - Late Shutdown Services"):
             self.pid1(m.host, f"Reached target {target}.", catalogue=_STARTED)
@@ -366,8 +374,8 @@ class Life:
         system.state = "running"
         total = self.now - system.started_at
         detail = f"7.214s (kernel) + {total - 7.2:.3f}s (userspace) = {total:.3f}s" if name == "" else f"{total:.3f}s"
-        self.pid1(system, "Reached target multi-user.target - Multi-User System.", catalogue=_STARTED)
-        self.pid1(system, "Reached target graphical.target - Graphical Interface.", catalogue=_STARTED)
+        for target in ("multi-user.target", "graphical.target"):
+            self.start(system, system.units[target])
         self.pid1(system, f"Startup finished in {detail}.", catalogue=_STARTUP)
 
     # --------------------------------------------------------------------------------------- container
@@ -402,6 +410,8 @@ class Life:
             return
         container.state = "stopping"
         self.pid1(container, "Received SIGRTMIN+3.")
+        for target in ("graphical.target", "multi-user.target"):
+            self._stop_target(container, container.units[target])
         for unit in reversed(list(container.units.values())):
             if unit.active in ("active", "activating") and unit.name != "systemd-journald.service":
                 self.stop(container, unit)
@@ -421,15 +431,15 @@ class Life:
         unit.result, unit.exec_code, unit.exec_status, unit.exec_ended_at = "success", 0, 0, None
         unit.inactive_exit_at = unit.active_enter_at = self.now
         unit.active_exit_at = unit.inactive_enter_at = None
+        if unit.name.endswith(".target"):
+            unit.active, unit.sub = "active", "active"
+            self.pid1(system, f"Reached target {_name(unit)}.", unit=unit, catalogue=_STARTED)
+            return
         if unit.type == "oneshot":
             unit.active, unit.sub = "active", "exited"
             unit.exec_started_at = unit.exec_ended_at = self.now
             unit.exec_code, unit.exec_pid = _CLD_EXITED, self._next_pid(system)
             self.pid1(system, f"Finished {_name(unit)}.", unit=unit, catalogue=_STARTED)
-            return
-        if unit.name.endswith(".target"):
-            unit.active, unit.sub = "active", "active"
-            self.pid1(system, f"Reached target {_name(unit)}.", unit=unit, catalogue=_STARTED)
             return
         if unit.type in ("notify", "forking"):
             self.pid1(system, f"Starting {_name(unit)}...", unit=unit, catalogue=_STARTING)
