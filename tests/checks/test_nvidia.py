@@ -105,10 +105,10 @@ def test_a_fault_shows_even_when_nobody_declared(world: Any) -> None:
 
 def test_nvidia_smi_as_a_whole_may_fail(world: Any) -> None:
     said = "Failed to initialize NVML: Driver/library version mismatch"
-    world.change(Gpus(), rows={}, problems={"": said}, exit_status=18, proc={})
+    world.change(Gpus(), rows={}, problems={"": f"{said}\nNVML library version: 595.71"}, exit_status=18, proc={})
     findings = world.judge(GpusPresent(world.GPUS, None))
     assert (findings[0].subject, findings[0].verdict) == ("nvidia-smi", FAIL)
-    assert said in findings[0].reason
+    assert f"{said}; NVML library version: 595.71 (exit status 18)" in findings[0].reason
     passthrough = tuple(GpuSpec(pci=g.pci, driver="vfio-pci") for g in world.GPUS)
     world.device(world.A, driver="vfio-pci").device(world.B, driver="vfio-pci")
     assert world.verdict(GpusPresent(passthrough, None)) is PASS
@@ -124,6 +124,9 @@ def test_an_extra_gpu_is_a_warning_and_a_vga_of_the_board_is_none(world: Any) ->
     [
         (lambda w: w, "versions", PASS, PASS),
         (lambda w: w.change(Driver(), library_version="595.71.05"), "versions", FAIL, WARN),
+        (lambda w: w.change(Driver(), library_version="595.71"), "versions", FAIL, WARN),
+        (lambda w: w.change(Driver(), library_version="595.58"), "versions", PASS, PASS),  # the short form is no other version
+        (lambda w: w.change(Driver(), library_version="595.5"), "versions", FAIL, WARN),
         (lambda w: w.change(Driver(), disk_version="595.71.05"), "versions", FAIL, WARN),
         (lambda w: w.change(Driver(), disk_srcversion="0000"), "versions", FAIL, WARN),
         (lambda w: w.change(Driver(), disk_version=None, problems={"disk_version": "no modinfo"}), "versions", UNKNOWN, UNKNOWN),

@@ -35,6 +35,14 @@ REFUSED = {"http_status": None, "error": "connection refused"}
         (lambda w: answer(**REFUSED)(w).change(Machine(), uptime_s=4000.0), FAIL, "although it is active", Suggested.LOOK),
         (lambda w: answer(**REFUSED)(w).blind(Machine()), FAIL, "although it is active", Suggested.LOOK),
         (lambda w: answer(**REFUSED)(w).change(w.UNIT, active="failed", sub="failed"), FAIL, "it is failed", Suggested.LOOK),
+        # In a crash loop every attempt is young; waiting does not help.
+        (lambda w: answer(**REFUSED)(w).change(w.UNIT, n_restarts=9), FAIL, "although it is active", Suggested.LOOK),
+        (
+            lambda w: answer(**REFUSED)(w).change(w.UNIT, active="activating", sub="auto-restart"),
+            FAIL,
+            "it is activating (auto-restart)",
+            Suggested.LOOK,
+        ),
         (lambda w: w.change(w.UNIT, active="inactive", sub="dead"), FAIL, "something else answers there", Suggested.LOOK),
         (lambda w: w.blind(w.UNIT), UNKNOWN, "whether it is this unit that answers", Suggested.NONE),
         (lambda w: w.blind(w.ENDPOINT, why="curl is not there"), UNKNOWN, "curl is not there", Suggested.LOOK),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, ClassVar
 
 from proofbook.checks.baseline import Baseline, is_gpu
@@ -85,7 +86,7 @@ class GpusPresent(Check):
             return []
         return [
             self.failed(
-                f"nvidia-smi: {table.problems['']} (exit status {table.exit_status})",
+                f"nvidia-smi: {'; '.join(table.problems[''].splitlines())} (exit status {table.exit_status})",
                 subject="nvidia-smi",
                 observed=table.problems[""],
                 action=Suggested.FIX_SOFTWARE,
@@ -244,6 +245,12 @@ class _Look:
             self.wrong.append(("the driver excludes it (GPU Excluded: Yes)", Suggested.FIX_CONFIG, what))
 
 
+def _one_version(versions: Sequence[str]) -> bool:
+    """Whether all are one version. WHY parts: at a mismatch NVML calls itself 595.71 where its file says 595.71.05."""
+    parts = sorted((v.split(".") for v in versions), key=len)
+    return all(longer[: len(shorter)] == shorter for shorter, longer in pairwise(parts))
+
+
 @dataclass(frozen=True)
 class DriverConsistent(Check):
     """The loaded module, the module on disk and the user-space library are one version, of the flavour that the GPUs need.
@@ -297,7 +304,7 @@ class DriverConsistent(Check):
             "library": driver.library_version,
         }
         sources = {"loaded": driver.loaded_srcversion, "on disk": driver.disk_srcversion}
-        known = {v for v in versions.values() if v}
+        differ = not _one_version([v for v in versions.values() if v])
         sources_known = {v for v in sources.values() if v}
         shown = ", ".join(f"{k} {v or 'not known'}" for k, v in versions.items())
         compared: dict[str, Any] = {
@@ -305,10 +312,8 @@ class DriverConsistent(Check):
             "expected": driver.module_version,
             "observed": {**versions, "srcversion": sources},
         }
-        if len(known) > 1 or len(sources_known) > 1:
-            reason = (
-                shown if len(known) > 1 else f"{shown}, but the loaded module was built from another source than the one on disk"
-            )
+        if differ or len(sources_known) > 1:
+            reason = shown if differ else f"{shown}, but the loaded module was built from another source than the one on disk"
             if self.before_reboot:
                 return self.warned(f"{reason}: an upgrade waits for the reboot", action=Suggested.REBOOT, **compared)
             return self.failed(

@@ -50,7 +50,7 @@ class ServiceAnswers(Check):
         said = f"HTTP {answer.http_status}" if answer.http_status is not None else answer.error or "no answer"
         state = f"it is {unit.active} ({unit.sub})" if unit else "its unit's state is not known"
         age = self._age(seen, unit)
-        if unit and unit.active in ("active", "activating") and age is not None and age < service.ready_s:
+        if unit and _may_still_come(unit) and age is not None and age < service.ready_s:
             reason = (
                 f"{service.url}: {said}; {state} and started {age:.0f} s ago, of the {service.ready_s:.0f} s that it may take"
             )
@@ -91,3 +91,8 @@ class ServiceAnswers(Check):
         if machine is None or unit is None or unit.main_started_s is None:
             return None
         return max(0.0, machine.uptime_s - unit.main_started_s)
+
+
+def _may_still_come(unit: UnitFacts) -> bool:
+    """Whether waiting can help: its first start is under way. A loop begins anew each time and never gets further."""
+    return unit.active in ("active", "activating") and not unit.sub.startswith("auto-restart") and not unit.n_restarts
