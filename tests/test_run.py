@@ -145,6 +145,21 @@ class SetWord(Change):
         return Applied(plan, "done" if result else "unconfirmed", "set")
 
 
+@dataclass
+class Says:
+    """A person at the gate who gives this name."""
+
+    name: str
+    shown: list[Plan] = field(default_factory=list)
+
+    def show(self, plan: Plan) -> None:
+        self.shown.append(plan)
+
+    def ask(self, plan: Plan) -> tuple[str, str]:
+        assert plan in self.shown
+        return self.name, "typed"
+
+
 def machine(**says: bytes) -> FakeMachine:
     answers = {("say", "word"): b"old\n", ("set", "new"): b""} | {("say", k): v for k, v in says.items()}
     answers |= {
@@ -172,7 +187,7 @@ class Setting:
 
 
 def setting(
-    tmp_path: Path, fake: FakeMachine | None = None, *, mode: str = "headless", memory: Any = None, ask: Any = None
+    tmp_path: Path, fake: FakeMachine | None = None, *, mode: str = "headless", memory: Any = None, person: Any = None
 ) -> Setting:
     fake = fake or machine()
     clock = FakeClock()
@@ -189,7 +204,7 @@ def setting(
         intent=None,
         parameters=None,
         memory=memory,
-        ask_person=ask,
+        person=person,
     )
     run.opened({"run_id": "r1"})
     run.reach()
@@ -347,12 +362,12 @@ def test_another_machine_under_the_same_name_ends_the_run(tmp_path: Path) -> Non
 
 
 def test_the_typed_gate_lets_a_person_through_or_stops(tmp_path: Path) -> None:
-    yes = setting(tmp_path / "yes", mode="live", ask=lambda plan: "alice")
+    yes = setting(tmp_path / "yes", mode="live", person=Says("alice"))
     view = yes.run.plan(SetWord("new"))
     yes.run.gate(view)
     assert yes.run.apply(view).outcome == "done"
     assert yes.events("gate")[0]["data"]["approver"] == "alice"
-    no = setting(tmp_path / "no", mode="live", ask=lambda plan: "")
+    no = setting(tmp_path / "no", mode="live", person=Says(""))
     with pytest.raises(StoppedAtGate):
         no.run.gate(no.run.plan(SetWord("new")))
     assert no.run.status is RunStatus.STOPPED_AT_GATE

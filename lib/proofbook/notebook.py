@@ -138,7 +138,7 @@ def _assemble(procedure: Procedure, parameters: Any, spec: HostSpec, *, attended
         parameters=parameters,
         listeners=[record.Keeper(folder, journal, writer), *([live.ProgressLine()] if attended else [])],
         memory=book,
-        ask_person=live.ask_at_gate(str(getattr(parameters, "approver", ""))) if attended else None,
+        person=live.LiveGate(str(getattr(parameters, "approver", ""))) if attended else None,
     )
     run.opened(
         {

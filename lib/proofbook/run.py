@@ -66,6 +66,18 @@ class Listener(Protocol):
     def __call__(self, event: str, data: Mapping[str, Any]) -> None: ...
 
 
+class Person(Protocol):
+    """Whoever steps through a live run."""
+
+    def show(self, plan: Plan) -> None:
+        """A plan was made: let it be decided on beside it."""
+        ...
+
+    def ask(self, plan: Plan) -> tuple[str, str]:
+        """Who approves ("" = nobody), and how it was said."""
+        ...
+
+
 class Memory(Protocol):
     """What earlier runs left: the archive, as a run sees it."""
 
@@ -168,7 +180,7 @@ class Run:
         parameters: Any,
         listeners: Sequence[Listener] = (),
         memory: Memory | None = None,
-        ask_person: Callable[[Plan], str] | None = None,
+        person: Person | None = None,
     ) -> None:
         self.about = about
         self.folder = folder
@@ -180,7 +192,7 @@ class Run:
         self._redactor = redactor
         self._listeners = list(listeners)
         self.memory: Memory = memory or NoMemory()
-        self._ask_person = ask_person
+        self._person = person
         self._done: dict[tuple[str, str], Any] = {}
         self._steps = 0
         self._acts = 0
@@ -457,7 +469,10 @@ class Run:
             self._say("plan", {**msgspec.to_builtins(plan), "digest": plan.digest, "issued_at": issued.isoformat()}, durable=True)
             return PlanView(plan)
 
-        return self._step("plan", repr(change), title or f"What would change: {change.name}", do)
+        view = self._step("plan", repr(change), title or f"What would change: {change.name}", do)
+        if self._person is not None and self.open:
+            self._person.show(view.plan)
+        return view
 
     def gate(self, view: PlanView, *, approver: str = "", approved: str = "") -> None:
         """Verb: let exactly this plan through, or stop. ``approved`` is the digest of the plan that was read."""
@@ -469,9 +484,8 @@ class Run:
             self._say("gate", {"digest": plan.digest, "decision": "nothing-to-do", "approver": "", "how": "", "text": plan.title})
             return
         how = "parameter"
-        if not approved and self._ask_person is not None:
-            how = "typed"
-            approver = self._ask_person(plan) or ""
+        if not approved and self._person is not None:
+            approver, how = self._person.ask(plan)
             approved = plan.digest if approver else ""
         if not approved:
             self._say(

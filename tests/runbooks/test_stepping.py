@@ -52,7 +52,9 @@ class Stepper:
                 continue
             content = message["content"]
             if message["msg_type"] in ("display_data", "execute_result", "update_display_data"):
-                shown.append(content["data"].get("text/html") or content["data"].get("text/markdown") or content["data"]["text/plain"])
+                shown.append(
+                    content["data"].get("text/html") or content["data"].get("text/markdown") or content["data"]["text/plain"]
+                )
             if message["msg_type"] == "status" and content["execution_state"] == "idle":
                 break
         reply: dict[str, Any] = self.client.get_shell_msg(timeout=60)["content"]
@@ -90,7 +92,7 @@ def test_stepped_live_and_headless_leave_the_same_record(stepper: Stepper, outpu
         assert reply["status"] == "ok", "\n".join(reply.get("traceback", []))
     assert len(stepper.questions) == 1
     assert "Do not approve: press Enter" in stepper.questions[0]
-    (live,) = [r for r in Archive(outputs).runs()]
+    (live,) = Archive(outputs).runs()
     assert live.as_json()["gate"]["how"] == "typed"
     headless = run_scenario("healthy", outputs, reboot=True, settle_minutes=1.0)
     assert shape(live.as_json()) == shape(record_of(headless, outputs))
