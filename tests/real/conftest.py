@@ -80,6 +80,10 @@ class Machine:
         assert not check or done.returncode == 0, f"{script!r} ended with {done.returncode}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
+    def write(self, path: str, text: str) -> None:
+        """Put a text file there; its folder is made."""
+        self.sh(f"mkdir -p $(dirname {path}); cat > {path} <<'END'\n{text}END\n")
+
     def ask(self, probe: Probe[Any], *, user: str = "root") -> Answer[Any]:
         with self.transport(user) as transport:
             return drive([probe], transport.gather)[probe]
