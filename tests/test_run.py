@@ -406,3 +406,14 @@ def test_the_verdict_of_a_run_that_checked_nothing_is_unknown(tmp_path: Path) ->
     s.run.close()
     assert s.events("run.closing")[-1]["data"]["verdict"] == "UNKNOWN"
     assert s.events("run.closing")[-1]["data"]["exit_code"] == 4
+
+
+def test_a_run_that_did_not_complete_is_never_judged_better_than_unknown(tmp_path: Path) -> None:
+    good = setting(tmp_path / "good")
+    good.run.check(WordIs("old"))
+    good.run.abort("told to stop")
+    assert good.events("run.closing")[-1]["data"]["verdict"] == "UNKNOWN"
+    bad = setting(tmp_path / "bad")
+    bad.run.check(WordIs("other"))
+    bad.run.abort("told to stop")
+    assert bad.events("run.closing")[-1]["data"]["verdict"] == "FAIL"

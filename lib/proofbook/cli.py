@@ -241,12 +241,12 @@ def runs(outputs: OutputsOption = None, as_json: JsonFlag = False) -> None:
     if as_json:
         print(json.dumps([r.brief() for r in found], ensure_ascii=False))
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2))
-    for column in ("verdict", "status", "host", "run"):
-        table.add_column(column, no_wrap=True, overflow="ignore")
+    width = max((len(r.host) for r in found), default=0)
     for r in found:
-        table.add_row(_styled(r.verdict), r.status, r.host, r.run_id)
-    out.print(table if found else "no records yet", width=None if out.is_terminal else 240)
+        verdict = f"[{STYLE.get(r.verdict, '')}]{r.verdict:<8}[/]" if r.verdict in STYLE else f"{r.verdict:<8}"
+        out.print(f"{verdict} {r.status:<16} {r.host:<{width}}  {r.run_id}")
+    if not found:
+        out.print("no records yet")
 
 
 @app.command()

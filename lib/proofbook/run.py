@@ -634,7 +634,8 @@ class Run:
 
     def _end(self, status: RunStatus, summary: str) -> None:
         self._status = status
-        verdict = self.verdict
+        # WHY: what was checked before the end is not the whole; a run that did not complete is never judged better than UNKNOWN.
+        verdict = self.verdict if status is RunStatus.COMPLETED else worst([self.verdict, Verdict.UNKNOWN])
         self._say(
             "run.closing",
             {
