@@ -254,6 +254,17 @@ def test_first_use_from_many_threads_makes_one_connection(sshd: Sshd) -> None:
     ssh.close()
 
 
+def test_a_server_with_few_sessions_is_waited_for_and_one_with_none_is_told(sshd: Sshd) -> None:
+    sshd.stop()
+    sshd.start("MaxSessions 1")
+    with sshd.transport() as ssh:
+        assert [ssh.run(command("echo", str(n))).text for n in range(10)] == [f"{n}\n" for n in range(10)]
+    sshd.stop()
+    sshd.start("MaxSessions 0")
+    with sshd.transport() as ssh, pytest.raises(TransportError, match="refuses another session"):
+        ssh.run(command("true"))
+
+
 def test_a_lost_connection_is_an_error_and_is_not_made_anew_by_itself(sshd: Sshd, ssh: SshTransport, odd: str) -> None:
     failed: list[BaseException] = []
 

@@ -7,14 +7,14 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
+from pathlib import Path
 
 from proofbook.errors import CannotTell
 from proofbook.model import Command, Result
 
 
 def _program(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 READ_FILES = _program("read_files.sh")

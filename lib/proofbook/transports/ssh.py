@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import select
 import socket
 import threading
@@ -48,8 +47,10 @@ T = TypeVar("T")
 
 #: Commands that gather runs at the same time on one machine.
 LANES = 4
-#: Sessions at once on one connection; OpenSSH's MaxSessions is 10, and a person's multiplexed logins share it.
+#: Sessions at once on one connection; OpenSSH's MaxSessions is 10.
 _SESSIONS = 8
+#: How long a refused session is asked for again.
+_PATIENCE_S = 3.0
 #: What an agent needs to end a command that ignores SIGTERM and SIGKILL, and what the way may add.
 _GRACE_S = 4.5
 _WAY_S = 15.0
@@ -159,7 +160,7 @@ class SshTransport:
 
         Output over ``max_output`` is read and counted, not kept; the command is not disturbed by that.
         """
-        nonce = secrets.token_hex(16)
+        nonce = os.urandom(16).hex()
         out, err = _Kept(command.max_output, nonce), _Kept(command.max_output, nonce)
         with self._call(remote.RUN_COMMAND, remote.run_request(command, nonce), _deadline(command.timeout_s)) as call:
             for stdout, stderr in call.pieces():
@@ -178,7 +179,7 @@ class SshTransport:
         """
         if not commands:
             return []
-        nonce = secrets.token_hex(16)
+        nonce = os.urandom(16).hex()
         spans = [c.timeout_s + _GRACE_S for c in commands]
         answer = bytearray()
         errors = bytearray()
@@ -201,7 +202,7 @@ class SshTransport:
         The command's Result (without its stdout) is the generator's return value. At the command's ``timeout_s`` it is
         ended. Raises ConnectionLost when the way breaks.
         """
-        nonce = secrets.token_hex(16)
+        nonce = os.urandom(16).hex()
         err = _Kept(command.max_output, nonce)
         mark = nonce.encode()
         text = b""
@@ -328,13 +329,13 @@ class _Link:
 
     def connect(self) -> None:
         """Connect hop by hop. Raises CannotConnect and its kinds, OtherMachine."""
+        hops = (*self.route.jumps, self.route)
+        sock = self._socket(hops[0])  # first, so that the far server gets ready during the import
         import fabric
 
         logging.getLogger("paramiko").addHandler(logging.NullHandler())  # its tracebacks are not for a notebook
-        sock: Any = None
-        for hop in (*self.route.jumps, self.route):
-            sock = self._socket(hop, sock)
-            self._connect_hop(fabric, hop, sock)
+        for hop in hops:
+            self._connect_hop(fabric, hop, sock if hop is hops[0] else self._socket(hop))
         self.transport = self._connections[-1].transport
         self._line = self._sockets[-1]
         software = self.transport.remote_version.split("-", 2)[-1]
@@ -343,7 +344,7 @@ class _Link:
         if self._closed.is_set():
             self.close()
 
-    def _socket(self, hop: Route, before: Any) -> Any:
+    def _socket(self, hop: Route) -> Any:
         if self._connections:
             try:
                 return self._connections[-1].transport.open_channel(
@@ -554,7 +555,7 @@ class _Call:
 
         left = self._deadline - time.monotonic()
         try:
-            self._channel = self._link.transport.open_session(timeout=left)
+            self._channel = self._open_session()
             # paramiko waits for the start without a limit; closing the channel is what ends that wait.
             timer = threading.Timer(left, self._channel.close)
             timer.daemon = True
@@ -574,6 +575,19 @@ class _Call:
             if time.monotonic() >= self._deadline:
                 raise self._late() from error
             raise TransportError(f"{self._link.route.name} starts no command: {error}") from error
+
+    def _open_session(self) -> Any:
+        """A session; when the server has too many, wait a little: those that have just ended still count there."""
+        import paramiko
+
+        patience = min(self._deadline, time.monotonic() + _PATIENCE_S)
+        while True:
+            try:
+                return self._link.transport.open_session(timeout=max(0.1, self._deadline - time.monotonic()))
+            except paramiko.ChannelException:
+                if time.monotonic() >= patience:
+                    raise
+            time.sleep(0.02)
 
     def _send(self, request: bytes) -> None:
         if len(request) <= _INLINE_INPUT:

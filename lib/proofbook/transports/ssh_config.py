@@ -9,7 +9,6 @@ from __future__ import annotations
 import getpass
 import os
 import re
-import subprocess
 from dataclasses import dataclass, field
 
 from proofbook.errors import BadParameter, CannotConnect
@@ -108,6 +107,8 @@ def _read(name: str, user: str | None, port: int | None, config: bool | str, dep
 
 
 def _ssh_g(name: str, user: str | None, port: int | None, config: bool | str) -> dict[str, list[str]]:
+    import subprocess  # not every connection needs it
+
     argv = ["ssh", "-G"]
     if isinstance(config, str):
         argv += ["-F", os.path.expanduser(config)]
