@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from proofbook import archive, procedures
-from proofbook.errors import BadParameter, ProofbookError, Refused
+from proofbook.errors import BadParameter, ProofbookError, RecordError, Refused
 from proofbook.inventory import load_inventory
 from proofbook.model import RunStatus, Verdict, exit_code
 from proofbook.notebook import new_run_id, outputs_folder
@@ -294,10 +294,13 @@ def _outcome(book: archive.Archive, run_id: str, runbook: str, host: str, execut
             None,
             Redactor().text(message, "message"),
         )
-    if copy:
-        archive.keep_beside(folder, "executed.ipynb", copy)
     found = book.load(run_id)
     message = found.trouble or ("" if found.status == RunStatus.COMPLETED else trouble)
+    if copy:
+        try:
+            archive.keep_beside(folder, "executed.ipynb", copy)
+        except RecordError as error:  # the record is sealed and whole without it
+            message = message or f"the executed notebook could not be kept beside the record: {error}"
     if stopped and not message:
         message = "interrupted"
     return Outcome(
