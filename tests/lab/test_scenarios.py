@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from proofbook import remote
 from proofbook.errors import LabError
 from proofbook.lab.sim import client, scenario
 
@@ -86,6 +88,13 @@ def test_before_the_reboot_nothing_is_wrong(bench: Callable[[str], Any]) -> None
         assert machine.say("cat /sys/bus/pci/devices/0000:41:00.0/current_link_width") == "16\n"
         assert machine.say("cat /sys/bus/pci/devices/0000:c1:00.0/iommu_group/type") == "DMA-FQ\n"
         assert "--speculative-algorithm" in machine.say(SHOW + "ExecStart")
+
+
+def test_a_container_reaches_the_gpus_that_it_was_given(bench: Callable[[str], Any]) -> None:
+    machine = bench("vfio-intended")
+    assert machine.say("nvidia-smi -L | wc -l") == "3\n"
+    assert machine.say(IN + "nvidia-smi -L | wc -l") == "2\n"
+    assert json.loads(machine.argv("pct", "exec", "102", "--", *remote.cu_init().argv).stdout)["devices"] == 2
 
 
 def test_a_reboot_that_is_ignored(bench: Callable[[str], Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -243,6 +244,13 @@ def test_a_machine_that_nobody_uses_goes_away(lab: Path, monkeypatch: pytest.Mon
     until(lambda: not (lab / "healthy" / "daemon.json").exists(), "the idle machine is put away")
     until(lambda: not _runs(pid), "its process ended")
     assert place.scenario not in [s["scenario"] for s in client.status()]
+
+
+def test_a_machine_whose_folder_is_cleared_away_ends(lab: Path) -> None:
+    place = client.ensure("idle-gen1")
+    pid = pid_of(place)
+    shutil.rmtree(place.state_dir)
+    until(lambda: not _runs(pid), "its process ended")
 
 
 def test_another_host_key_is_refused_by_a_strict_client(lab: Path) -> None:

@@ -98,7 +98,7 @@ def cuda(ctx: Context) -> tuple[int, int, str]:
         return 803, 0, "system has unsupported display driver / cuda driver combination"
     if any(denied.get(d, "ENOENT" if isinstance(ctx.system, Container) else "") for d in needed):
         return 999, 0, "unknown error"
-    return 0, len([g for g in hw.live_gpus() if g.condition == "ok"]), ""
+    return 0, len([g for g in ctx.life.machine.gpus_of(ctx.system) if g.condition == "ok"]), ""
 
 
 def _cu_init(ctx: Context, arguments: list[str]) -> Answer:

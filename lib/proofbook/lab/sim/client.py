@@ -19,7 +19,6 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -166,7 +165,7 @@ def ensure(scenario: str) -> Endpoint:
             about = None
         reused = about is not None
         if about is None:
-            data["port"] = _read_json(home / "machine.json").get("last_port", 0) or _port_of_last_time(home)
+            data["port"] = _port_of_last_time(home)
             _start(home, data)
             about = _read_json(home / "daemon.json")
         return Endpoint(
@@ -435,9 +434,3 @@ def _runs(pid: int, started: str) -> bool:
     except OSError:
         return False
     return fields[19] == started and fields[0] != "Z"
-
-
-def forget(scenario: str) -> None:
-    """Remove everything of a machine, its keys and its identity too."""
-    stop(scenario)
-    shutil.rmtree(folder(scenario), ignore_errors=True)

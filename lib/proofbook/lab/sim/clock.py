@@ -42,7 +42,3 @@ class SharedClock:
     def set(self, lab_time: float) -> None:
         """Start from ``lab_time`` anew (only before anybody reads: CLOCK_MONOTONIC does not outlive the runner's boot)."""
         _LAYOUT.pack_into(self._map, 0, lab_time, time.monotonic(), 0.0)
-
-    def close(self) -> None:
-        self._map.close()
-        os.close(self._fd)

@@ -146,8 +146,12 @@ def _nvidia_smi(ctx: Context, argv: list[str]) -> Answer:
     inside = isinstance(ctx.system, Container)
     if isinstance(ctx.system, Container) and ctx.system.devices.get("/dev/nvidiactl", "ENOENT"):
         return said("Failed to initialize NVML: Unknown Error\n", status=255)
+    hw = ctx.life.machine.hw
+    if inside:
+        reached = {g.pci for g in ctx.life.machine.gpus_of(ctx.system)}
+        hw = replace(hw, gpus={pci: g for pci, g in hw.gpus.items() if pci in reached})
     now = datetime.fromtimestamp(ctx.life.now, UTC)
-    return Answer(*nvidia_smi(ctx.life.machine.hw, argv[1:], now, in_container=inside))
+    return Answer(*nvidia_smi(hw, argv[1:], now, in_container=inside))
 
 
 def _lspci(ctx: Context, argv: list[str]) -> Answer:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from proofbook.lab.sim.os_state import Boot, Entry, System
+from proofbook.lab.sim.os_state import Entry, System
 from proofbook.lab.sim.shell import Answer, Context, said
 
 #: A field longer than this is printed as null in JSON unless --all is given (systemd's JSON_THRESHOLD).
@@ -410,8 +410,3 @@ def _boots(journal: list[Entry]) -> str:
         stamps = " ".join(datetime.fromtimestamp(t / 1e6, UTC).strftime("%a %Y-%m-%d %H:%M:%S UTC") for t in (first, last))
         text += f"{position - len(spans) + 1:3d} {boot_id} {stamps}\n"
     return text
-
-
-def dmesg_lines(boot: Boot) -> list[tuple[float, int, str]]:
-    """The ring buffer of the present boot."""
-    return [(line.monotonic_s, line.priority, line.text) for line in boot.kernel_log]

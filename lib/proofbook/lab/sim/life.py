@@ -535,7 +535,7 @@ class Life:
         denied = system.devices if isinstance(system, Container) else {}
         if denied.get("/dev/nvidia-uvm", ""):
             return _UNKNOWN_ERROR
-        usable = [g for g in m.hw.live_gpus() if g.condition == "ok"]
+        usable = [g for g in m.gpus_of(system) if g.condition == "ok"]
         if len(usable) < ranks:
             return "torch.AcceleratorError: CUDA error: invalid device ordinal"
         return ""
@@ -559,7 +559,7 @@ class Life:
         schedulers = [
             p for p in system.processes.values() if p.unit == unit_name and p.argv[0].startswith("sglang::scheduler_TP")
         ]
-        for gpu, process in zip(self.machine.hw.live_gpus(), schedulers, strict=False):
+        for gpu, process in zip(self.machine.gpus_of(system), schedulers, strict=False):
             gpu.processes.append((process.host_pid, process.argv[0], 76842))
             gpu.power_w, gpu.temperature_c, gpu.pstate = 82.4, 34, "P1"
         unit.memory_bytes = 41 * 1024**3

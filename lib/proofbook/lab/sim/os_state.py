@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from proofbook.lab.sim.state import Hardware
+from proofbook.lab.sim.state import Gpu, Hardware
 from proofbook.lab.sim.vfs import FileNode
 
 
@@ -209,8 +209,6 @@ class Machine:
     revision: int = 0  # grows with every change of the state
     order: int = 0
     seed: str = ""
-    ring_lost: int = 0  # lines that the ring buffer of this boot no longer has
-    journal_starts_s: float | None = None  # the journal of this boot has no kernel line before this monotonic time
 
     @property
     def boot(self) -> Boot:
@@ -223,6 +221,13 @@ class Machine:
 
     def systems(self) -> list[System]:
         return [self.host, *self.containers.values()]
+
+    def gpus_of(self, system: System) -> list[Gpu]:
+        """The GPUs that a userland reaches: a container only those whose device node it was given and may open."""
+        live = self.hw.live_gpus()
+        if not isinstance(system, Container):
+            return live
+        return [g for g in live if system.devices.get(f"/dev/nvidia{g.minor}", "ENOENT") == ""]
 
     def active_faults(self) -> list[Fault]:
         """The faults that hold in the present boot."""

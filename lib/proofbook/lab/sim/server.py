@@ -159,6 +159,9 @@ class Server:
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), pause)
+        if not (self.folder / "daemon.json").exists():
+            log.info("the machine's folder was cleared away: so is the machine")
+            self._stop.set()
         idle = time.monotonic() - self._last_use
         if not self._connections and idle > float(self.data["idle_s"]):
             log.info("nobody asked for %.0f s: the machine is put away", idle)
