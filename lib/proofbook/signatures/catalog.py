@@ -33,7 +33,14 @@ SOURCES = ("kernel", "service", "systemd", "journald", "tool")
 
 
 #: Literals that the judge itself needs to see, whatever the signatures say: counts of what was left out, repeats, tracebacks.
-ALWAYS = (" callbacks suppressed", "message repeated ", "Traceback (most recent call last)")
+ALWAYS = (
+    " callbacks suppressed",
+    "message repeated ",
+    "Traceback (most recent call last)",
+    "-- Boot ",
+    "-- Reboot --",
+    "PCI bridge to [bus",
+)
 
 
 class BadSignature(ValueError):
@@ -132,12 +139,21 @@ class Suppression:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """What an error of this program looks like; a line like that which no signature claims is reported as unknown."""
+    """What an error of this program looks like; a line like that which no signature claims is reported as unknown.
+
+    ``serious``: which of these lines read as an error of what is judged here; only they leave the whole log UNKNOWN.
+    ``otherwise``: what the others are worth.
+    """
 
     id: str
     pattern: re.Pattern[str]
     anchors: tuple[str, ...]
     sources: frozenset[str]
+    serious: re.Pattern[str]
+    otherwise: Verdict
+
+    def worth(self, text: str) -> Verdict:
+        return Verdict.UNKNOWN if self.serious.search(text) else self.otherwise
 
 
 Matcher = Signature | Family
@@ -199,6 +215,12 @@ _SIGNATURE_KEYS = {
     "overlaps", "requester", "init", "origin", "versions", "example", "examples", "variants",
 }  # fmt: skip
 _FAMILY_KEYS = {"name", "pattern", "anchors", "sources", "origin", "example", "tags", "caused_by", "unknown", "member"}
+#: Words of a line that reports a failure, whoever wrote it.
+_READS_AS_ERROR = (
+    r"(?i)fail|error|\berr\b|unable|cannot|can't|could not|couldn't|time[d ]*out|invalid|illegal|assert|\blost\b|stuck|hang|hung|"
+    r"refus|denied|not ready|not respond|corrupt|fault|violat|abort|fatal|\bdead|unexpected|overflow|mismatch|missing|exception|"
+    r"halt|brok|bad[ _]|event logged|retr(?:y|ies)|giving up|disabled due"
+)
 _ANCHOR = re.compile(r"^[\x20-\x7e]{3,}$")
 
 
@@ -358,7 +380,14 @@ def compile_tables(tables: Mapping[str, Mapping[str, Any]]) -> SignatureSet:
         for table in content.get("suspicion", ()):
             where = f"{file}: suspicion {table['id']}"
             suspicions.append(
-                Suspicion(table["id"], _pattern(where, table["pattern"]), _anchors(where, table), _sources(where, table, ()))
+                Suspicion(
+                    id=table["id"],
+                    pattern=_pattern(where, table["pattern"]),
+                    anchors=_anchors(where, table),
+                    sources=_sources(where, table, ()),
+                    serious=_pattern(where, table.get("serious", _READS_AS_ERROR)),
+                    otherwise=Verdict(table.get("otherwise", "PASS")),
+                )
             )
     _check_names(signatures, suppressions)
     by_anchor: dict[str, tuple[Matcher, ...]] = {}

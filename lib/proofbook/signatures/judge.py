@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
@@ -48,6 +48,7 @@ class LogLine:
     invocation: str | None = None
     source: str = "kernel"
     n: int = 0
+    device: str = ""  # the PCI address that the lines around it name, where the line itself does not
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,12 @@ class SignatureFinding:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a log says. ``verdict`` is the worst of the findings; an error that nobody knows makes it at least UNKNOWN."""
+    """What a log says. ``verdict`` is the worst of the findings and of ``unknown_verdict``.
+
+    ``unknown_lines`` are lines that no signature claims although they look like an error, or come from the GPU's driver or an
+    IOMMU; ``unknown_verdict`` is the most that they are worth: UNKNOWN when one reads as an error of what is judged here (driver,
+    IOMMU, inference server), WARN for an error of any other program, PASS for words of the driver that do not sound like one.
+    """
 
     findings: tuple[SignatureFinding, ...]
     not_observable: tuple[str, ...]
@@ -131,12 +137,14 @@ class Judgement:
     facts: Mapping[str, int]
     lines: int  # lines that the log has
     gpus: tuple[str, ...]  # PCI addresses known to be GPUs, from the context and the log
+    unknown_verdict: Verdict = Verdict.PASS
+    boots: tuple[str, ...] = ()  # the boots that the log holds, in its order; empty where it does not tell any apart
 
     @property
     def verdict(self) -> Verdict:
         said = [f.verdict for f in self.findings]
         if self.unknown_lines:
-            said.append(Verdict.UNKNOWN)
+            said.append(self.unknown_verdict)
         if said:
             return worst(said)
         return Verdict.PASS if self.lines else Verdict.UNKNOWN
@@ -175,6 +183,7 @@ class _Group:
     recent: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     driver: str = ""
     tail: str = ""
+    note: str = ""  # what the log as a whole adds to the meaning
     cause: _Group | None = None
 
     def add(self, line: LogLine, weight: int, code: str) -> None:
@@ -223,11 +232,69 @@ class _Open:
     last_n: int
 
 
+@dataclass(slots=True)
+class _Acceptance:
+    """Accepted drafts over the log: one length each time that the server printed one."""
+
+    values: int = 0
+    low: int = 0
+    low_in_a_row: int = 0
+    best: float = 0.0
+    last: float = 0.0
+
+    def add(self, length: float) -> None:
+        self.values += 1
+        self.low += length < LOW_ACCEPT
+        self.low_in_a_row = self.low_in_a_row + 1 if length < LOW_ACCEPT else 0
+        self.best = max(self.best, length)
+        self.last = length
+
+    def note(self, lines: int) -> str | None:
+        """What so many poor lines mean among all; None: nothing, they are the few that every good log has."""
+        if self.values <= lines:
+            return ""  # every line is poor, or no line says how long
+        if self.low_in_a_row >= COLLAPSE_LINES and self.best >= 2 * LOW_ACCEPT:
+            return f"The accept length fell from {self.best:g} to {self.last:g} and stayed there: read what it answers."
+        if lines < self.values / 2:
+            return None
+        return f"{lines} of {self.values} readings are that low."
+
+
+@dataclass(slots=True)
+class _Boot:
+    """What is kept of one boot: its facts, how it begins, and whether it was shut down in order."""
+
+    label: str
+    facts: dict[str, int] = field(default_factory=dict)
+    fields: dict[str, dict[str, str]] = field(default_factory=dict)
+    first_kernel: LogLine | None = None
+    kernel_lines: int = 0
+    systemd_lines: int = 0
+    lines: int = 0
+    last: LogLine | None = None
+
+
+_BDF = r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+#: Told of every known fact as it is read: ``(signature id, match, line)``.
+Listener = Callable[[str, re.Match[str], LogLine], None]
+
 _REPEATED = re.compile(r"^message repeated (\d+) times: \[ ?(.*)\]$")
+_LAST_REPEATED = re.compile(r"^last message repeated (\d+) times$")
+#: journalctl's own lines between two boots; and the kernel's first one.
+_BOOT_MARK = re.compile(r"^-- (?:Boot (?P<id>[0-9a-f]{32}) --|Reboot --)")
+_BOOT_LINE = "Linux version "
+#: A clock that falls back to less than this (seconds since boot) is a new boot's.
+BOOT_PHASE_S = 30.0
+_BRIDGE = re.compile(rf"pci (?P<pci>{_BDF}): PCI bridge to \[bus (?P<first>[0-9a-f]{{2}})(?:-(?P<last>[0-9a-f]{{2}}))?\]")
+_REPORTED = re.compile(rf"pcieport (?P<port>{_BDF}): AER: .*(?:received: |received from )(?P<pci>{_BDF})")
+#: A port whose bridge lines are not in the log is taken for the one above a GPU that dies within so many seconds or lines.
+PORT_S, PORT_LINES = 60.0, 50
+#: Below this accept length speculation costs more than it gives; so many low readings in a row are a collapse.
+LOW_ACCEPT, COLLAPSE_LINES = 1.2, 3
+_ACCEPT = re.compile(r"(?:accept len|Mean acceptance length): (?P<length>\d+\.\d+)")
 _SUPPRESSED = re.compile(r"(?:^|\s)(?P<function>\w+): (?P<count>\d+) callbacks suppressed")
 _RM_INDEX = re.compile(r"NVRM: GPU(\d+) ")
 _INIT_NAMED = re.compile(r"NVRM: GPU (?P<pci>[0-9a-fA-F:.]+): (?:RmInitAdapter|rm_init_adapter) failed")
-_BDF = r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _CLASS = re.compile(
     rf"pci (?P<pci>{_BDF}): \[(?P<vendor>[0-9a-f]{{4}}):[0-9a-f]{{4}}\] type \S+ class 0x(?P<class>[0-9a-f]{{6}})"
 )
@@ -241,6 +308,11 @@ _NVRM_DEVICE = re.compile(
 _OTHER_DRIVER = re.compile(rf"^(?P<driver>[a-z][\w-]*) (?P<pci>{_BDF}):")
 #: Prefixes that name no owner: the PCI core, its services, and passthrough (which may well hold a GPU).
 _NO_OWNER = {"pci", "pcieport", "vfio-pci", "iommu", "nvidia", "shpchp", "pcie_mp2_amd"}
+_KERNEL = frozenset({"kernel"})
+#: Signatures that name the port above the device that they are about; and how far below (bus numbers) that one may be.
+_OF_PORTS = {"dpc-triggered", "pciehp-link-down"}
+MOST_BUSES = 16
+_ZOMBIE = "sglang-zombie"
 _TRACEBACK = "Traceback (most recent call last):"
 _LOG_PREFIX = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: [A-Z0-9 ]+)?\] ")
 
@@ -248,9 +320,10 @@ _LOG_PREFIX = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: [A-Z0-9 ]+)?\] "
 class Judging:
     """A judgement under way: ``feed`` lines in order, then ``finish`` once."""
 
-    def __init__(self, signatures: SignatureSet, context: LogContext) -> None:
+    def __init__(self, signatures: SignatureSet, context: LogContext, listen: Listener | None = None) -> None:
         self.signatures = signatures
         self.context = context
+        self._listen = listen
         self._groups: dict[tuple[str, str, str, str], _Group] = {}
         self._pending: dict[str, _Group] = {}  # initialisation messages that name no device yet
         self._pending_index: set[str] = set()
@@ -258,18 +331,24 @@ class Judging:
         self._suppressed: dict[str, tuple[int, int]] = {}  # function: (count, place) waiting for the next line of its signature
         self._traceback: dict[str, tuple[LogLine, _Group | None, list[str]]] = {}
         self._unknown = 0
+        self._unknown_verdict = Verdict.PASS
         self._samples: list[str] = []
         self._benign: dict[str, int] = {}
-        self._facts: dict[str, int] = {}
-        self._fact_fields: dict[str, dict[str, str]] = {}
+        self._boots: dict[str, _Boot] = {}
+        self._boot = ""  # the boot that lines without an id of their own belong to
+        self._clock: float | None = None
+        self._bridges: dict[str, tuple[int, int]] = {}  # port: the buses below it
+        self._reported: set[tuple[str, str]] = set()  # (port, the device below it that it spoke for)
+        self._units: set[str] = set()  # units by their true name; a program's name in a text log is only a guess at one
+        self._latest: tuple[int, list[_Group]] = (0, [])
+        self._accept = _Acceptance()
+        self._started_at = 0  # where the inference server was started last
+        self._healthy: LogLine | None = None  # the last answer of the server's health endpoint
         self._gaps: list[str] = list(context.gaps)
         self._gpus: set[str] = {pci_address(p) for p in context.gpus}
         self._others: dict[str, str] = {}  # PCI address: driver or class that shows it is no GPU
         self._n = 0
         self._lines = 0
-        self._kernel_lines = 0
-        self._first_kernel: LogLine | None = None
-        self._last_unit_of: dict[str, int] = {}
         self._overflow = False
 
     # ------------------------------------------------------------------------------------------ feeding
@@ -310,9 +389,10 @@ class Judging:
 
     def begins_with(self, line: LogLine) -> None:
         """The log's first line, told once before any other, where the filter may keep it back."""
-        if line.source in ("kernel", "") and self._first_kernel is None and self._in_scope(line):
-            self._first_kernel = line
-            self._kernel_lines += line.source == "kernel"
+        boot = self._boot_of(line)
+        if line.source in ("kernel", "") and boot.first_kernel is None and self._in_scope(line):
+            boot.first_kernel = line
+            boot.kernel_lines += line.source == "kernel"
 
     def _in_scope(self, line: LogLine) -> bool:
         c = self.context
@@ -329,11 +409,27 @@ class Judging:
 
     def _one(self, line: LogLine, hint: Iterable[str] | None) -> None:
         self._lines += 1
+        if self._marks_a_boot(line):
+            return
+        if self._boot and not line.boot_id:
+            line = replace(line, boot_id=self._boot)
+        boot = self._boot_of(line)
+        boot.lines += 1
+        boot.last = line
+        boot.systemd_lines += line.source == "systemd"
         if line.source in ("kernel", ""):
-            self._kernel_lines += line.source == "kernel"
-            if self._first_kernel is None:
-                self._first_kernel = line
+            boot.kernel_lines += line.source == "kernel"
+            if boot.first_kernel is None:
+                boot.first_kernel = line
             self._learn(line.text)
+        if line.invocation and line.unit:
+            self._units.add(line.unit)
+        folded = _LAST_REPEATED.match(line.text)
+        if folded:
+            if self._latest[0] == line.n - 1:
+                for group in self._latest[1]:
+                    group.count += int(folded[1])
+            return
         weight = 1
         repeated = _REPEATED.match(line.text)
         if repeated:
@@ -345,8 +441,69 @@ class Judging:
             return
         self._judge_text(line, weight, hint)
 
+    # ------------------------------------------------------------------------------------------ boots
+
+    def _boot_of(self, line: LogLine) -> _Boot:
+        label = (line.boot_id or "").replace("-", "") or self._boot
+        boot = self._boots.get(label)
+        if boot is None:
+            boot = self._boots[label] = _Boot(label)
+        return boot
+
+    def _marks_a_boot(self, line: LogLine) -> bool:
+        """Whether the line only says that a new boot begins; a kernel's first line says so too, and is judged as any other."""
+        if line.boot_id:
+            return False
+        mark = _BOOT_MARK.match(line.text)
+        if mark:
+            self._new_boot(mark["id"] or "")
+            return True
+        seconds = line.monotonic_s if line.source == "kernel" else None
+        boot = self._boots.get(self._boot)
+        fell_back = seconds is not None and self._clock is not None and seconds < BOOT_PHASE_S < self._clock - seconds
+        begins = line.source in ("kernel", "") and line.text.startswith(_BOOT_LINE)
+        if boot is not None and boot.lines and (fell_back or (begins and boot.kernel_lines)):
+            self._new_boot("")
+        if seconds is not None:
+            self._clock = seconds
+        return False
+
+    def _new_boot(self, boot_id: str) -> None:
+        now = self._boots.get(self._boot)
+        if now is not None and now.lines and not self._boot:
+            self._relabel("", "boot 1")
+        elif now is not None and not now.lines and not self._boot:
+            del self._boots[""]
+        for key in list(self._open):
+            self._close(key)
+        self._clock = None
+        self._boot = boot_id or f"boot {len([b for b in self._boots.values() if b.lines]) + 1}"
+        self._boots.setdefault(self._boot, _Boot(self._boot))
+
+    def _relabel(self, old: str, new: str) -> None:
+        """What was taken for the only boot turns out to be the first of several."""
+        boot = self._boots.pop(old)
+        boot.label = new
+        self._boots = {new: boot, **self._boots}
+        for key, group in list(self._groups.items()):
+            if key[2] == old:
+                group.boot_id = new
+                del self._groups[key]
+                self._groups[key[0], key[1], new, key[3]] = group
+        for group in self._pending.values():
+            group.boot_id = group.boot_id or new
+
+    # ---------------------------------------------------------------------------------------- devices and ports
+
     def _learn(self, text: str) -> None:
-        """Which devices are GPUs, and which are surely not."""
+        """Which devices are GPUs, which are surely not, and which port is above which bus."""
+        bridge = _BRIDGE.search(text)
+        if bridge:
+            self.learn_bridge(bridge["pci"], int(bridge["first"], 16), int(bridge["last"] or bridge["first"], 16))
+            return
+        reported = _REPORTED.search(text)
+        if reported:
+            self._reported.add((reported["port"], reported["pci"]))
         found = _CLASS.search(text)
         if found:
             address = found["pci"]
@@ -363,6 +520,37 @@ class Judging:
         other = _OTHER_DRIVER.match(text)
         if other and other["driver"] not in _NO_OWNER:
             self._others[other["pci"]] = other["driver"]
+
+    def learn_bridge(self, port: str, first: int, last: int) -> None:
+        """Told by the kernel at boot, or by lspci: these buses are below this port."""
+        self._bridges[port] = (first, last)
+
+    def learn_gpu(self, address: str) -> None:
+        self._gpus.add(pci_address(address))
+
+    def _above(self, port: str, device: str) -> bool:
+        """Whether ``port`` is a bridge on the way to ``device``."""
+        if (port, device) in self._reported:
+            return True
+        buses = self._bridges.get(port)
+        return buses is not None and port[:4] == device[:4] and buses[0] <= int(device[5:7], 16) <= buses[1]
+
+    def _same_place(self, earlier: _Group, later: _Group) -> bool:
+        """Whether a fault at one device can be felt at another: it is the same one, or the port above it."""
+        a, b = earlier.device, later.device
+        if not a or not b or a == b or self._above(a, b):
+            return True
+        port = earlier.driver == "pcieport" or earlier.signature.id in _OF_PORTS
+        if not port or a in self._bridges or any(p == a for p, _ in self._reported):
+            return False
+        if a[:4] != b[:4] or not 0 < int(b[5:7], 16) - int(a[5:7], 16) <= MOST_BUSES:
+            return False
+        first, second = earlier.first.monotonic_s, later.first.monotonic_s
+        near = second - first <= PORT_S if first is not None and second is not None else False
+        if near or later.first.n - earlier.first.n <= PORT_LINES:
+            later.note = later.note or f"That {a} is the port above it is taken from time and bus number; no line says so."
+            return True
+        return False
 
     # ------------------------------------------------------------------------------- messages over several lines
 
@@ -425,10 +613,15 @@ class Judging:
         self._note_suppression(line)
         found = self.signatures.match(line.text, line.source, hint)
         real = [f for f in found if f[0].kind != "benign"] or found
-        if not line.source and any("kernel" in s.sources for s, _ in real):
-            self._kernel_lines += 1
+        if not line.source and any(s.sources == _KERNEL for s, _ in real):
+            self._boot_of(line).kernel_lines += 1
+        touched = []
         for signature, match in real:
-            self._record(signature, match, line, weight)
+            group = self._record(signature, match, line, weight)
+            if group is not None:
+                touched.append(group)
+        if touched:
+            self._latest = (line.n, touched)
         if not real:
             self._perhaps_unknown(line, weight)
             self._opens_traceback(line, None)
@@ -455,27 +648,29 @@ class Judging:
                 continue
             if any(a in line.text for a in suspicion.anchors) and suspicion.pattern.search(line.text):
                 self._unknown += weight
+                self._unknown_verdict = worst([self._unknown_verdict, suspicion.worth(line.text)])
                 if len(self._samples) < UNKNOWN_SAMPLES and line.text not in self._samples:
                     self._samples.append(line.text)
                 return
 
-    def _record(self, signature: Signature, match: re.Match[str], line: LogLine, weight: int) -> None:
+    def _record(self, signature: Signature, match: re.Match[str], line: LogLine, weight: int) -> _Group | None:
         groups = {k: v for k, v in match.groupdict().items() if v is not None}
         meant = "passthrough" in signature.tags and 0 < int(groups.get("devices", 0)) <= len(self.context.passthrough)
         if signature.kind == "benign" or meant:
             self._benign[signature.id] = self._benign.get(signature.id, 0) + weight
-            return
+            return None
         if signature.kind == "fact":
-            self._facts[signature.id] = self._facts.get(signature.id, 0) + weight
-            self._fact_fields.setdefault(signature.id, {}).update(groups)
-            return
-        device = self._device(groups)
+            self._fact(signature, match, groups, line, weight)
+            return None
+        device = self._device(groups) or line.device
         code = groups.pop("code", "")
         driver = groups.pop("driver", "")
         stated = groups.pop("count", "")
         if stated.isdigit() and signature.kind != "gap":
             weight *= int(stated)
         unit = groups.get("unit") or line.unit or ""
+        if groups.get("unit"):
+            self._units.add(unit)
         if signature.init and not device:
             group = self._pending.get(signature.id)
             if group is None:
@@ -495,6 +690,22 @@ class Judging:
         self._opens_traceback(line, group)
         if signature.kind == "gap":
             self._gap(f"{signature.meaning} ({line.text.strip()[:160]})")
+        return group
+
+    def _fact(self, signature: Signature, match: re.Match[str], groups: dict[str, str], line: LogLine, weight: int) -> None:
+        boot = self._boot_of(line)
+        boot.facts[signature.id] = boot.facts.get(signature.id, 0) + weight
+        boot.fields.setdefault(signature.id, {}).update(groups)
+        if signature.id == "sglang-args":
+            self._started_at = line.n
+        if signature.id == "http-health-ok":
+            self._healthy = line
+        if "accept" in signature.tags:
+            accepted = _ACCEPT.search(line.text)
+            if accepted:
+                self._accept.add(float(accepted["length"]))
+        if self._listen is not None:
+            self._listen(signature.id, match, line)
 
     def _new(self, signature: Signature, device: str, line: LogLine, unit: str) -> _Group:
         return _Group(signature, device, (line.boot_id or "").replace("-", ""), unit, line.source, line, line)
@@ -565,8 +776,16 @@ class Judging:
             self._group(group.signature, "", group.first, group.unit).take_over(group)
         self._pending = {}
         self._last_suppressions()
+        self._weigh_acceptance()
         groups = self._without_details(sorted(self._groups.values(), key=lambda g: (g.first.n, _RANK[g.signature.kind])))
+        zombie = self._zombie(groups)
+        if zombie is not None:
+            groups.append(zombie)
         self._chain(groups)
+        lost = any(g.signature.kind == "gap" and g.source in ("kernel", "journald", "") for g in groups)
+        for group in groups:
+            # WHY: a log that lost messages may have lost more of these.
+            group.at_least = group.at_least or (lost and group.signature.kind != "gap" and group.source == "kernel")
         findings = tuple(self._finding(g) for g in groups)
         return Judgement(
             findings=findings,
@@ -574,10 +793,46 @@ class Judging:
             unknown_lines=self._unknown,
             unknown_samples=tuple(self._samples),
             benign=dict(self._benign),
-            facts=dict(self._facts),
+            facts=self._all_facts(),
             lines=max(lines, self._lines),
             gpus=tuple(sorted(self._gpus)),
+            unknown_verdict=self._unknown_verdict,
+            boots=tuple(b.label for b in self._boots.values() if b.label and b.lines),
         )
+
+    def _all_facts(self) -> dict[str, int]:
+        out: dict[str, int] = {}
+        for boot in self._boots.values():
+            for name, times in boot.facts.items():
+                out[name] = out.get(name, 0) + times
+        return out
+
+    def _weigh_acceptance(self) -> None:
+        """One step with few accepted drafts is nothing; most of them, or all since some moment, is a fault."""
+        for key, group in list(self._groups.items()):
+            if "accept" not in group.signature.tags:
+                continue
+            note = self._accept.note(group.count)
+            if note is None:
+                del self._groups[key]
+            else:
+                group.note = note
+
+    def _zombie(self, groups: list[_Group]) -> _Group | None:
+        """The scheduler died, nothing ended the server, and its health endpoint still answers: alive to look at, dead to use."""
+        if self._healthy is None or any(g.signature.id == _ZOMBIE for g in groups):
+            return None
+        died = [g for g in groups if "scheduler-died" in g.signature.tags]
+        ended = [g for g in groups if g.signature.tags & {"unit-ended", "self-kill", "unit-failed"}]
+        after = max((g.last.n for g in died), default=None)
+        if after is None or self._healthy.n <= after or any(g.last.n >= after for g in ended):
+            return None
+        if self._started_at > after:
+            return None
+        group = self._new(self.signatures[_ZOMBIE], "", self._healthy, died[0].unit)
+        group.add(self._healthy, 1, "")
+        group.note = "No process that was seen here says <defunct>: it follows from answers after the death of the scheduler."
+        return group
 
     def _last_suppressions(self) -> None:
         """A suppression at the end of the log belongs to the device that spoke last before it."""
@@ -615,9 +870,25 @@ class Judging:
             if previous:
                 explains[group.signature.id] |= {f"xid-{previous}"}
             for earlier in groups[:i]:
-                if earlier.signature.id in explains[group.signature.id] and _may_cause(earlier, group):
+                if earlier.signature.id in explains[group.signature.id] and self._may_cause(earlier, group):
                     group.cause = earlier
                     break
+
+    def _may_cause(self, earlier: _Group, later: _Group) -> bool:
+        if earlier.boot_id and later.boot_id and earlier.boot_id != later.boot_id:
+            return False
+        if not self._same_place(earlier, later):
+            return False
+        if earlier.unit != later.unit and {earlier.unit, later.unit} <= self._units:
+            return False
+        a, b = earlier.first, later.first
+        if earlier.source == later.source:
+            return a.n <= b.n
+        if a.time is not None and b.time is not None:
+            return 0 <= (b.time - a.time).total_seconds() <= CHAIN_S
+        if a.monotonic_s is not None and b.monotonic_s is not None:
+            return 0 <= b.monotonic_s - a.monotonic_s <= CHAIN_S
+        return a.n <= b.n
 
     def _finding(self, group: _Group) -> SignatureFinding:
         signature = group.signature
@@ -631,6 +902,8 @@ class Judging:
                     verdict, action, what = Verdict.WARN, Suggested.LOOK, "Look at this device; it says nothing about the GPUs."
             elif group.device not in self._gpus and group.driver != "nvidia":
                 words += " This log does not say what kind of device it is."
+        if group.note:
+            words += f" {group.note}"
         cause = None if group.cause is None else group.root
         if cause is None and signature.kind == "consequence":
             words += " It follows something else; what, this log does not show."
@@ -665,6 +938,10 @@ class Judging:
             return ""
         if group.driver and group.driver not in _NO_OWNER:
             return group.driver
+        buses = self._bridges.get(group.device)
+        if buses is not None and self._gpus:
+            below = [g for g in self._gpus if self._above(group.device, g)]
+            return "" if below else "a port with no GPU below it"
         if group.device in self._others:
             return self._others[group.device]
         return "it is not among the host's GPUs" if self.context.gpus else ""
@@ -673,20 +950,17 @@ class Judging:
 
     def _not_observable(self, findings: tuple[SignatureFinding, ...]) -> list[str]:
         out = list(self._gaps)
-        facts, fields = self._facts, self._fact_fields
-        c = self.context
-        if self._kernel_lines and self._first_kernel is not None:
-            if "kernel-boot-start" not in facts and not c.windowed:
-                at = self._first_kernel.monotonic_s
-                since = f" (its first line is {at:.0f} s after the boot)" if at is not None and at >= 1 else ""
-                out.append(f"the log does not begin at the boot{since}: what came before cannot be seen")
-            out += self._no_iommu_faults(facts, fields, findings)
-            if c.aer_native is False:
-                out.append("AER errors: the operating system does not own AER on this machine (_OSC), so no line is no evidence")
-            elif c.aer_native is None and "osc-no-aer" in facts and "osc-aer-granted" not in facts:
-                out.append("AER errors: the firmware keeps AER to itself (_OSC), so no line is no evidence")
-            elif "aer-off" in facts:
-                out.append("AER errors: pci=noaer is on the kernel command line")
+        boots = [b for b in self._boots.values() if b.lines or b.first_kernel is not None]
+        several = sum(bool(b.lines) for b in boots) > 1
+        for boot in boots:
+            if boot.kernel_lines and boot.first_kernel is not None:
+                own = tuple(f for f in findings if f.boot_id == boot.label)
+                about = f"{boot.label}: " if several and boot.label else ""
+                out += [about + text for text in self._not_observable_in(boot, boot.first_kernel, own)]
+        facts = self._all_facts()
+        fields: dict[str, dict[str, str]] = {}
+        for boot in boots:
+            fields.update(boot.fields)
         asked = fields.get("sglang-args", {}).get("algorithm", "None")
         if asked not in ("None", "null", "") and "sglang-decode" not in facts:
             out.append(
@@ -695,6 +969,23 @@ class Judging:
             )
         if self._overflow:
             out.append(f"more than {MAX_FINDINGS} different findings; the rest is lumped together without its device")
+        return out
+
+    def _not_observable_in(self, boot: _Boot, first: LogLine, findings: tuple[SignatureFinding, ...]) -> list[str]:
+        """What the kernel's log of one boot cannot show."""
+        c, facts = self.context, boot.facts
+        out = []
+        if "kernel-boot-start" not in facts and not c.windowed:
+            at = first.monotonic_s
+            since = f" (its first line is {at:.0f} s after the boot)" if at is not None and at >= 1 else ""
+            out.append(f"the log does not begin at the boot{since}: what came before cannot be seen")
+        out += self._no_iommu_faults(facts, boot.fields, findings)
+        if c.aer_native is False:
+            out.append("AER errors: the operating system does not own AER on this machine (_OSC), so no line is no evidence")
+        elif c.aer_native is None and "osc-no-aer" in facts and "osc-aer-granted" not in facts:
+            out.append("AER errors: the firmware keeps AER to itself (_OSC), so no line is no evidence")
+        elif "aer-off" in facts:
+            out.append("AER errors: pci=noaer is on the kernel command line")
         return out
 
     def _no_iommu_faults(
@@ -723,23 +1014,6 @@ class Judging:
 #: Actions from the mildest to the most drastic.
 _SEVERITY = tuple(Suggested)
 _RANK = {"fault": 0, "consequence": 1, "detail": 2, "gap": 3, "fact": 4, "benign": 5}
-
-
-def _may_cause(earlier: _Group, later: _Group) -> bool:
-    if earlier.boot_id and later.boot_id and earlier.boot_id != later.boot_id:
-        return False
-    if earlier.device and later.device and earlier.device != later.device:
-        return False
-    if earlier.unit and later.unit and earlier.unit != later.unit:
-        return False
-    a, b = earlier.first, later.first
-    if earlier.source == later.source:
-        return a.n <= b.n
-    if a.time is not None and b.time is not None:
-        return 0 <= (b.time - a.time).total_seconds() <= CHAIN_S
-    if a.monotonic_s is not None and b.monotonic_s is not None:
-        return 0 <= b.monotonic_s - a.monotonic_s <= CHAIN_S
-    return a.n <= b.n
 
 
 def _reason(words: str, group: _Group, count: int, cause: _Group | None, codes: tuple[str, ...]) -> str:
