@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from proofbook.archive import Archive
 from proofbook.lab.sim import client
 
-from .conftest import RUNBOOK, expectation, record_of, run_scenario
+from .conftest import RUNBOOK, expectation, run_scenario
 
 SCENARIOS = [info.scenario for info in client.scenarios() if RUNBOOK in info.runbooks]
 
@@ -33,12 +34,13 @@ def test_there_is_a_scenario_for_each_way_to_go_wrong() -> None:
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_scenario(scenario: str, lab: Path, outputs: Path) -> None:
     right = expectation(scenario)
-    outcome = run_scenario(scenario, outputs)
-    came = {"verdict": outcome.verdict, "status": outcome.status, "exit_code": outcome.exit_code}
-    assert came == {k: right[k] for k in came}, outcome.message
+    record = run_scenario(scenario, outputs)
+    came = {"verdict": record.verdict, "status": record.status, "exit_code": record.exit_code}
+    assert came == {k: right[k] for k in came}, record.headline
+    assert Archive(outputs).verify(record.run_id) == []
     assert client.unknown_commands(scenario) == []
+    client.stop(scenario)
     if scenario in SAYS:
         verdict, words = SAYS[scenario]
-        findings = record_of(outcome, outputs)["findings"]
-        told = [f"{f['subject']} {f['reason']} {f.get('what_to_do', '')}" for f in findings if f["verdict"] == verdict]
+        told = [f"{f['subject']} {f['reason']} {f['what_to_do']}" for f in record.findings if f["verdict"] == verdict]
         assert any(words.lower() in text.lower() for text in told), told

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 from collections.abc import Iterator
@@ -14,9 +13,9 @@ from jupyter_client.manager import KernelManager
 
 from proofbook.archive import Archive
 from proofbook.lab.sim import client
-from proofbook.launch import runbook_file
+from proofbook.launch import launch
 
-from .conftest import RUNBOOK, record_of, run_scenario
+from .conftest import RUNBOOK, code_cells
 
 pytestmark = [pytest.mark.lab, pytest.mark.runbook]
 
@@ -72,60 +71,67 @@ def stepper(lab: Path, outputs: Path) -> Iterator[Stepper]:
     here.close()
 
 
-def cells(**parameters: Any) -> list[str]:
-    """The code cells of the runbook, with a person's edits of the parameters cell."""
-    notebook = json.loads(runbook_file(RUNBOOK).read_text())
-    sources = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
-    edits = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
-    return [f"{sources[0]}\n{edits}", *sources[1:]]
-
-
 def shape(record: dict[str, Any]) -> Any:
     """What must not depend on how it was run: everything but times, identities of this one run, and who approved."""
     return [(f["check"], f["subject"], f["verdict"], f["look"]) for f in record["findings"]], record["verdict"], record["status"]
 
 
+def only_record(outputs: Path) -> dict[str, Any]:
+    (brief,) = Archive(outputs).runs()
+    return Archive(outputs).load(brief.run_id).as_json()
+
+
+def launched(outputs: Path) -> dict[str, Any]:
+    """The same through our launcher and papermill: stopped at the gate, approved, done."""
+    client.reset("healthy")
+    given = {"host": "lab:healthy", "reboot": True, "settle_minutes": 1.0}
+    waiting = launch(RUNBOOK, given, outputs=outputs)
+    assert (waiting.status, waiting.exit_code) == ("stopped-at-gate", 3)
+    assert waiting.waiting_for
+    done = launch(RUNBOOK, {**given, "approved": waiting.waiting_for["digest"], "approver": "tester"}, outputs=outputs)
+    assert (done.status, done.verdict, done.exit_code) == ("completed", "PASS", 0)
+    assert done.run_id
+    record = Archive(outputs).load(done.run_id).as_json()
+    assert record["continues"] == waiting.run_id
+    return record
+
+
 def test_stepped_live_and_headless_leave_the_same_record(stepper: Stepper, outputs: Path) -> None:
     client.reset("healthy")
-    for source in cells(host="lab:healthy", reboot=True, settle_minutes=1.0):
+    for source in code_cells(host="lab:healthy", reboot=True, settle_minutes=1.0):
         reply = stepper.step(source, answer="gpu-hv1")
         assert reply["status"] == "ok", "\n".join(reply.get("traceback", []))
     assert len(stepper.questions) == 1
     assert "Do not approve: press Enter" in stepper.questions[0]
-    (live,) = Archive(outputs).runs()
-    assert live.as_json()["gate"]["how"] == "typed"
-    headless = run_scenario("healthy", outputs, reboot=True, settle_minutes=1.0)
-    assert shape(live.as_json()) == shape(record_of(headless, outputs))
+    live = only_record(outputs)
+    assert live["gate"]["how"] == "typed"
+    assert shape(live) == shape(launched(outputs))
 
 
 def test_enter_at_the_gate_stops_and_the_next_cells_touch_nothing(stepper: Stepper, outputs: Path) -> None:
     client.reset("healthy")
-    boot_before = None
     replies = []
-    for source in cells(host="lab:healthy", reboot=True, settle_minutes=0.0):
+    for source in code_cells(host="lab:healthy", reboot=True, settle_minutes=0.0):
         replies.append(stepper.step(source, answer=""))
     assert [r["ename"] for r in replies if r["status"] == "error"][:2] == ["StoppedAtGate", "Sealed"]
-    (run,) = Archive(outputs).runs()
-    assert run.status == "stopped-at-gate"
-    assert run.exit_code == 3
-    assert boot_before is None or run.after["boot_id"] == boot_before
+    record = only_record(outputs)
+    assert (record["status"], record["exit_code"], record["acts"]) == ("stopped-at-gate", 3, [])
 
 
 def test_a_cell_that_is_run_again_does_not_act_again(stepper: Stepper, outputs: Path) -> None:
     client.reset("healthy")
-    sources = cells(host="lab:healthy", reboot=True, settle_minutes=0.0)
+    sources = code_cells(host="lab:healthy", reboot=True, settle_minutes=0.0)
     apply_at = next(i for i, s in enumerate(sources) if "run.apply" in s)
     for source in sources[: apply_at + 1]:
         assert stepper.step(source, answer="gpu-hv1")["status"] == "ok"
     assert stepper.step(sources[apply_at])["status"] == "ok"
     for source in sources[apply_at + 1 :]:
         assert stepper.step(source)["status"] == "ok"
-    (run,) = Archive(outputs).runs()
-    assert len(run.as_json()["acts"]) == 1
+    assert len(only_record(outputs)["acts"]) == 1
 
 
 def test_a_wrong_parameter_is_refused_in_the_notebook_too(stepper: Stepper, outputs: Path) -> None:
-    reply = [stepper.step(s) for s in cells(host="lab:healthy", settle_minutes="soon")[:2]][-1]
+    reply = [stepper.step(s) for s in code_cells(host="lab:healthy", settle_minutes="soon")[:2]][-1]
     assert reply["ename"] == "BadParameter"
     assert "settle_minutes" in reply["evalue"]
     assert not outputs.exists() or not any(outputs.rglob("journal.jsonl"))

@@ -1,0 +1,75 @@
+"""The command's machine-readable faces: other programs depend on their shape and on the exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from proofbook.cli import app
+from proofbook.errors import BadParameter, NoSuchRun
+
+
+def call(*words: str, code: int = 0) -> Any:
+    """The JSON value on the last line of stdout."""
+    done = CliRunner().invoke(app, list(words))
+    assert done.exit_code == code, done.output
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_runbooks_say_what_they_take() -> None:
+    (reboot,) = [r for r in call("runbooks", "--json") if r["name"] == "reboot-verification"]
+    assert reboot["changes_the_host"] is True
+    assert reboot["purpose"]
+    parameters = {p["name"]: p for p in reboot["parameters"]}
+    assert set(parameters) == {"host", "reboot", "services", "settle_minutes", "baseline", "approver", "approved"}
+    assert parameters["host"]["required"] is True
+    assert parameters["settle_minutes"] | {"help": ""} == {
+        "name": "settle_minutes",
+        "type": "float",
+        "required": False,
+        "default": 10.0,
+        "help": "",
+    }
+
+
+def test_the_lab_says_what_is_wrong_and_how_each_runbook_is_right_to_come_out() -> None:
+    listed = call("lab", "list", "--json")
+    by_name = {one["scenario"]: one for one in listed}
+    right = by_name["gpu-missing"]["runbooks"]["reboot-verification"]
+    assert right["parameters"]["reboot"] is True
+    assert (right["verdict"], right["status"], right["exit_code"]) == ("FAIL", "completed", 1)
+    assert all(one["wrong"] or one["runbooks"]["reboot-verification"]["verdict"] == "PASS" for one in listed)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("reboot-verification",),
+        ("reboot-verifcation", "--host", "lab:healthy"),
+        ("reboot-verification", "--host", "lab:helthy"),
+        ("reboot-verification", "--host", "lab:healthy", "-p", "settle_minute=1"),
+        ("reboot-verification", "--host", "lab:healthy", "-p", "settle_minutes=soon"),
+        ("reboot-verification", "--host", "lab:healthy", "-p", "settle_minutes"),
+        ("reboot-verification", "--host", "lab:healthy", "-p", "reboot=true", "-p", "reboot=false"),
+        ("reboot-verification", "--host", "lab:healthy", "-p", "host=lab:gpu-missing"),
+        ("reboot-verification", "--host", "lab:healthy", "--approve", "sha256:" + "0" * 64),
+        ("reboot-verification", "--host", "no-such-host.invalid"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_contact_and_leaves_no_record(words: tuple[str, ...], tmp_path: Path) -> None:
+    answer = call("run", *words, "--json", "--outputs", str(tmp_path / "outputs"), code=2)
+    assert answer["status"] == "refused"
+    assert answer["exit_code"] == 2
+    assert answer["record"] is None
+    assert "→" in answer["message"], "a refusal says what to do"
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_an_unknown_run_is_refused(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["show", "7f3a2c", "--outputs", str(tmp_path)])
+    assert isinstance(done.exception, NoSuchRun)
+    assert not isinstance(done.exception, BadParameter)
