@@ -16,11 +16,15 @@ from typing import Any
 
 import pytest
 
+from proofbook.inventory import connect, load_inventory
 from proofbook.lab.real.box import Box
 from proofbook.lab.real.places import Places
+from proofbook.lab.sim import client
 from proofbook.model import Command, Probe, Result, command
 from proofbook.probes import Answer, drive
 from proofbook.transports.ssh import SshTransport
+
+from .contract import PROBES, Simulated, ask
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -48,9 +52,9 @@ def until(true: Callable[[], Any], what: str, limit_s: float = 60.0) -> Any:
 
 
 class Machine:
-    """A box with hands: run something on it as root, ask it probes as any of its users."""
+    """A machine with hands: run something on it as root, ask it probes as any of its users."""
 
-    def __init__(self, box: Box) -> None:
+    def __init__(self, box: Any) -> None:
         self.box = box
         self._open: list[SshTransport] = []
 
@@ -117,6 +121,19 @@ def machine_in(folder: Path, name: str) -> Iterator[Machine]:
     finally:
         machine.close()
         machine.box.down()
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROOFBOOK_LAB_DIR", str(tmp_path_factory.mktemp("simulated")))
+        transport, _ = connect(load_inventory().resolve("lab:healthy"))
+        try:
+            transport.open()
+            yield ask(PROBES, transport.gather)
+        finally:
+            transport.close()
+            client.stop()
 
 
 @pytest.fixture(scope="module")

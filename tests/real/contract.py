@@ -16,7 +16,16 @@ import msgspec
 
 from proofbook.model import Command, Probe, Result
 from proofbook.probes import drive
-from proofbook.probes.journal import _Raw
+from proofbook.probes.access import Access, Logins
+from proofbook.probes.boot import Boots
+from proofbook.probes.boot import Machine as MachineProbe
+from proofbook.probes.iommu import IommuGroups
+from proofbook.probes.journal import UnitJournal, _Raw
+from proofbook.probes.kernel_log import KernelLog
+from proofbook.probes.nvidia import ComputeApps, Driver, Gpus
+from proofbook.probes.pci import PciDevices
+from proofbook.probes.service import Endpoint
+from proofbook.probes.systemd import FailedUnits, RunningServices, SystemState, UnitProcess, UnitState
 
 Gather = Callable[[Any], Any]
 
@@ -46,11 +55,21 @@ def question(command: Command) -> str:
     return text
 
 
-def ask(probes: Iterable[Probe[Any]], gather: Gather) -> tuple[dict[str, Result], dict[str, str]]:
-    """Question → answer, and probe → why its value is unknown ("" when it is known)."""
+@dataclass(frozen=True)
+class Said:
+    """What one machine said: question → answer, and probe → why its value is unknown ("" when it is known)."""
+
+    results: dict[str, Result]
+    unknown: dict[str, str]
+
+
+Simulated = Said
+
+
+def ask(probes: Iterable[Probe[Any]], gather: Gather) -> Said:
     answers = drive(list(probes), gather)
     results = {question(r.command): r for a in answers.values() for r in a.results}
-    return results, {repr(probe): answer.unknown for probe, answer in answers.items()}
+    return Said(results, {repr(probe): answer.unknown for probe, answer in answers.items()})
 
 
 def rows(simulated: Mapping[str, Result], real: Mapping[str, Result]) -> list[Row]:
@@ -112,7 +131,8 @@ def _properties(simulated: Mapping[str, str], real: Mapping[str, str]) -> Iterat
         elif name not in real:
             yield f"{name} is simulated, not real"
         elif kind(simulated[name]) != kind(real[name]):
-            yield f"{name}: {kind(simulated[name])} simulated ({simulated[name][:60]!r}), {kind(real[name])} real ({real[name][:60]!r})"
+            a, b = simulated[name], real[name]
+            yield f"{name}: {kind(a)} simulated ({a[:60]!r}), {kind(b)} real ({b[:60]!r})"
 
 
 # ------------------------------------------------------------------------------------------------ journals
@@ -160,7 +180,9 @@ def _boots(text: str, who: str) -> Iterator[str]:
     if head.split() != ["IDX", "BOOT", "ID", "FIRST", "ENTRY", "LAST", "ENTRY"]:
         yield f"{who}: the heading is {head!r}"
     stamp = r"\w{3} \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
-    yield from (f"{who}: no boot: {line!r}" for line in lines if not re.fullmatch(rf"\s*-?\d+ [0-9a-f]{{32}} {stamp} {stamp}\s*", line))
+    yield from (
+        f"{who}: no boot: {line!r}" for line in lines if not re.fullmatch(rf"\s*-?\d+ [0-9a-f]{{32}} {stamp} {stamp}\s*", line)
+    )
 
 
 def _strange_kernel_lines(text: str) -> Iterator[str]:
@@ -177,7 +199,9 @@ def _kinds_of_files(text: str) -> dict[str, set[str]]:
                 found[place].add(kind(line[1:]) if not place.startswith("/proc/driver") else "text")
             continue
         letter, _, path = line.partition(" ")
-        place = re.sub(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d", "<pci>", re.sub(r"/iommu_groups/\d+", "/iommu_groups/<n>", path))
+        place = re.sub(
+            r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d", "<pci>", re.sub(r"/iommu_groups/\d+", "/iommu_groups/<n>", path)
+        )
         found.setdefault(place, set()).add(letter)
     return found
 
@@ -187,3 +211,58 @@ def _files(simulated: str, real: str) -> Iterator[str]:
     for place in sorted(a.keys() & b.keys()):
         if strange := a[place] - b[place]:
             yield f"{place}: {', '.join(sorted(strange))} simulated, never real (real: {', '.join(sorted(b[place]))})"
+
+
+# ------------------------------------------------------------------------------------------------ what is compared
+
+PROBES: tuple[Probe[Any], ...] = (
+    Access(),
+    Logins(),
+    MachineProbe(),
+    Boots(),
+    UnitState("ssh.service"),
+    UnitState("no-such.service"),
+    FailedUnits(),
+    RunningServices(),
+    SystemState(),
+    UnitProcess("ssh.service"),
+    UnitJournal("ssh.service"),
+    KernelLog(),
+    Endpoint("http://127.0.0.1:1/health"),
+    PciDevices(),
+    IommuGroups(),
+    Driver(),
+    Gpus(),
+    ComputeApps(),
+)
+
+#: Where a machine cannot be compared, and why: (question, what differs, reason).
+EVERYWHERE = (
+    (
+        r"cat /proc/<pid>/(cmdline|environ)",
+        r"path simulated, text real",
+        "OpenSSH writes its state over its arguments",
+    ),
+    (r"which .*", r"exit status 0 simulated, 1 real", "the simulated machine is a Proxmox host, with pct"),
+    (r"proofbook-read-files .*", r"/sys/class/dmi/id/.*", "no real machine has the simulated one's board"),
+    (r"proofbook-read-files .*", r"/run/systemd/container: .*", "a container says that it is one"),
+    (r"journalctl .*_TRANSPORT=driver", r".*_SYSTEMD_INVOCATION_ID", "journald's own lines are read for their message alone"),
+)
+A_BOX = (
+    (r"dmesg|journalctl -k .*", r".*", "a container reads no kernel log"),
+    (r"modinfo .*|nvidia-smi .*", r".*", "a container has no GPU"),
+    (r"proofbook-read-files /proc/driver/nvidia.*", r".*", "a container has no GPU"),
+)
+A_VM = ((r"nvidia-smi --query-compute-apps.*", r"text simulated, nothing real", "nothing computes on a stand-in"),)
+
+
+def unexplained(compared: list[Row], reasons: tuple[tuple[str, str, str], ...]) -> list[str]:
+    """Every difference, and every question that only one was asked, without a reason."""
+    found = []
+    for row in compared:
+        alone = row.simulated is None or row.real is None
+        said = [f"only {'real' if row.simulated is None else 'simulated'}"] if alone else differences(row)
+        for text in said:
+            if not any(re.fullmatch(q, row.question, re.S) and re.fullmatch(d, text, re.S) for q, d, _ in reasons):
+                found.append(f"{row.question[:120]}: {text}")
+    return found

@@ -94,7 +94,7 @@ def test_another_host_key_after_the_boot(box: Machine, tmp_path: Path) -> None:
     told = reboot_verification("lab:box", tmp_path / "out", reboot=True)
     assert (told.outcome.status, told.outcome.exit_code) == ("aborted", 7)
     assert "another machine" in told.outcome.message + str(told.record["trouble"])
-    assert told.record["findings"] == []
+    assert not told.record["findings"]
 
 
 SLOW = """\
@@ -120,8 +120,8 @@ def test_the_power_fails_in_the_middle_of_the_shutdown(box: Machine, tmp_path: P
     finally:
         done.set()
         cut.join()
-    assert told.summary == ("completed", "FAIL", 1)
-    assert "FAIL" in told.verdicts("boot.OrderlyShutdown").values()
+    assert told.outcome.status == "completed"
+    assert list(told.verdicts("boot.OrderlyShutdown").values()) == ["WARN"]
     assert set(told.verdicts("boot.SameMachine").values()) == {"PASS"}
 
 

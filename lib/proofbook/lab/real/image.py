@@ -97,6 +97,8 @@ def rootfs(suite: str, places: Places, say: Callable[[str], None] = lambda text:
 def _build(suite: str, folder: Path, log: Path) -> None:
     part = folder.with_name(folder.name + ".part")
     hook = part.with_name(part.name + ".sh")
+    scratch = part.with_name(part.name.removesuffix(".part") + ".tmp.part")
+    scratch.mkdir(exist_ok=True)
     hook.write_text(_customize())
     argv = [
         packages.tool("mmdebstrap"),
@@ -114,9 +116,17 @@ def _build(suite: str, folder: Path, log: Path) -> None:
     ]
     try:
         with log.open("wb") as out:
-            done = subprocess.run(contained(argv), stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False)
+            done = subprocess.run(
+                contained(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                check=False,
+                env={**os.environ, "PATH": packages.search_path(), "TMPDIR": str(scratch)},
+            )
     finally:
         hook.unlink(missing_ok=True)
+        shutil.rmtree(scratch, ignore_errors=True)
     if done.returncode != 0:
         shutil.rmtree(part, ignore_errors=True)
         last = " / ".join(log.read_text(errors="replace").strip().splitlines()[-3:])

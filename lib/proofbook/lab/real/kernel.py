@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import lzma
+import os
 import shutil
 import subprocess
 import time
@@ -134,8 +135,12 @@ def _build(suite: str, folder: Path, log: Path) -> None:
             "-",
             *debian.mirror().lines(suite),
         ]
+        # The throw-away system lies in the same folder, so that nothing of it stays when this is killed.
+        environment = {**os.environ, "PATH": packages.search_path(), "TMPDIR": str(part)}
         with log.open("wb") as out:
-            done = subprocess.run(image.contained(argv), stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False)
+            done = subprocess.run(
+                image.contained(argv), stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False, env=environment
+            )
         if done.returncode != 0:
             last = " / ".join(log.read_text(errors="replace").strip().splitlines()[-4:])
             raise LabError(f"no kernel of {suite} could be made: {last}", hint=f"see {log}")

@@ -44,20 +44,19 @@ def host_table(name: str) -> dict[str, Any]:
     """What is meant to be on it: the inventory's table of the host. A box has no GPU, a virtual machine stand-ins."""
     asked = machine(name)
     if isinstance(asked, Box):
-        return {"user": "root", "roles": ["lab"], "services": [_SGLANG]}
+        return {"user": "root", "roles": ["lab"], "services": [{**_SGLANG, "ready_s": 60}]}
     # WHY here: it stands on the renderer of nvidia-smi's answers, which naming a machine must not cost.
     from proofbook.lab.real.guest.nvidia_smi import uuid
 
     gpus = [{"pci": pci, "uuid": uuid(pci), "driver": "nvidia"} for pci in topology.load(asked.topology).gpus()]
-    return {"user": "root", "roles": ["lab", "gpu"], "gpus": gpus, "services": [_SGLANG]}
+    return {"user": "root", "roles": ["lab", "gpu"], "gpus": gpus, "services": [{**_SGLANG, "ready_s": 240}]}
 
 
-#: A start of the stand-in takes a second; many times that on a machine that is busy, or emulated.
+#: How long a start may take is said above: the stand-in takes a second, many times that on a machine that is busy or emulated.
 _SGLANG: dict[str, Any] = {
     "name": SERVICE,
     "url": "http://127.0.0.1:30000/health",
     "args": ["--tp-size", "4", "--speculative-algorithm", "NEXTN", "--speculative-num-steps", "5"],
     "environment": {"NCCL_P2P_DISABLE": "1"},
     "enabled": True,
-    "ready_s": 300,
 }

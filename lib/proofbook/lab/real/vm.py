@@ -68,7 +68,7 @@ time.clock_settime(time.CLOCK_REALTIME, float(sys.argv[1]))
 root = "/sys/bus/pci/devices"
 for name in os.listdir(root):
     folder = f"{root}/{name}"
-    if open(folder + "/vendor").read().strip() == "0x1234" and open(folder + "/device").read().strip() == "0x11e8":
+    if open(folder + "/config", "rb").read(4) == bytes.fromhex("3412e811"):
         start = int(open(folder + "/resource").readline().split()[0], 16)
         with open(folder + "/config", "r+b", buffering=0) as config:
             config.seek(0x10)
@@ -197,11 +197,15 @@ class Vm:
         self._monitor(lambda channel: channel.monitor(f"savevm {SAVED}"))
 
     def restore(self) -> None:
-        """Go back to the state of :meth:`save`, whatever it has done since. Raises LabError."""
-        self.unplug()
-        self.cmdline("")
-        # WHY stopped meanwhile: a machine that is just rebooting would end QEMU between the two.
-        self._monitor(lambda channel: (channel.command("stop"), channel.monitor(f"loadvm {SAVED}"), channel.command("cont")))
+        """Go back to the state of :meth:`save`, whatever it has done since. Raises LabError.
+
+        WHY QEMU starts anew: the saved state says nothing of the stand-ins, so those that were unplugged would be missing.
+        """
+        self._replan(unplugged=[], more="", restore=True)
+        self.power_off()
+        self.power_on()
+        self._await_qemu()
+        self._replan(restore=False)
         self.await_ssh()
         done = subprocess.run(
             self.ssh_command("python3", "-", str(time.time())), input=_AFTER_RESTORE, capture_output=True, text=True,
@@ -225,6 +229,7 @@ class Vm:
             "idle_s": float(os.environ.get("PROOFBOOK_LAB_IDLE_S", IDLE_S)),
             "unplugged": [],
             "more": "",
+            "restore": False,
         }
         self._write_plan(plan)
         library = str(Path(str(resources.files("proofbook"))).parent)
@@ -283,12 +288,23 @@ class Vm:
             "-device", "virtio-net-pci,netdev=net,romfile=,addr=0x4", "-device", "virtio-rng-pci,addr=0x5",
             "-serial", "file:serial.log",
             "-qmp", "unix:control.sock,server=on,wait=off", "-qmp", "unix:events.sock,server=on,wait=off",
+            *(["-loadvm", SAVED] if plan["restore"] else []),
             *devices,
         ]  # fmt: skip
 
     def _replan(self, **changes: object) -> None:
         self._about()
         self._write_plan({**json.loads((self.home / "plan.json").read_text()), **changes})
+
+    def _await_qemu(self) -> None:
+        """Wait until QEMU has read its plan and serves."""
+        deadline = time.monotonic() + 60.0
+        while time.monotonic() < deadline:
+            about = self._about()
+            if not (self.home / "dark").exists() and started(about["qemu"]) == about["qemu_started"]:
+                return
+            time.sleep(0.02)
+        raise self._failed("QEMU did not start again")
 
     def _monitor(self, act: Callable[[qmp.Channel], object]) -> None:
         self._about()

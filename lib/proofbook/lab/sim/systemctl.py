@@ -114,7 +114,7 @@ def properties(ctx: Context, unit: Unit) -> dict[str, str]:
     result: dict[str, str] = {}
     if unit.name.endswith(".service"):
         result |= {
-            "Type": unit.type,
+            "Type": unit.type if unit.load == "loaded" else "",
             "ExitType": "main",
             "Restart": unit.restart,
             "NotifyAccess": "main" if unit.type == "notify" else "none",
@@ -139,8 +139,12 @@ def properties(ctx: Context, unit: Unit) -> dict[str, str]:
             "MemoryCurrent": str(unit.memory_bytes) if unit.memory_bytes else "[not set]",
             "TasksCurrent": "4" if unit.main_pid else "[not set]",
             "Environment": " ".join(_assignment(k, v) for k, v in unit.environment.items()),
+            "StandardOutput": "journal",
+            "StandardError": "inherit",
             "SyslogIdentifier": unit.identifier,
         }
+        if not unit.exec_start:
+            del result["ExecStart"]  # a unit that has no command has no such line, not an empty one
     result |= {
         "Id": unit.name,
         "Names": unit.name,
@@ -249,6 +253,7 @@ def _list_units(ctx: Context, names: list[str], options: dict[str, str]) -> Answ
         and ("all" in options or "a" in options or states or u.active != "inactive")
         and (not names or any(fnmatch.fnmatch(u.name, n) for n in names))
     ]
+    shown.sort(key=lambda u: u.name)
     width = max((len(u.name) for u in shown), default=0)
     subs = max((len(u.sub) for u in shown), default=0)
     actives = max((len(u.active) for u in shown), default=0)

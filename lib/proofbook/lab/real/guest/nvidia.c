@@ -3,6 +3,8 @@
  * The proofbook lab's stand-in for the NVIDIA driver. It binds QEMU's "edu" devices as if they were GPUs: real driver links, a real
  * bound state, real kernel lines, device nodes that open, and /proc/driver/nvidia. It computes nothing.
  *
+ * Once bound, a device has a GPU's vendor, device and class in sysfs, and a link of sixteen lanes; its configuration space says what it is.
+ *
  * Each bound device has two write-only attributes:
  *   stand_in_dma   an address; the device writes four bytes to it by DMA, through the IOMMU. An address that nobody mapped is a fault.
  *   stand_in_line  a text; the kernel prints it as this driver would.
@@ -19,6 +21,10 @@
 
 #define STAND_IN_VERSION "595.58.03"
 #define MOST_GPUS 8
+
+#define GPU_VENDOR 0x10de
+#define GPU_DEVICE 0x2bb5
+#define GPU_CLASS 0x030200
 
 /* The registers of the edu device that move data. */
 #define EDU_DMA_SOURCE 0x80
@@ -64,6 +70,24 @@ static ssize_t stand_in_line_store(struct device *d, struct device_attribute *a,
 }
 static DEVICE_ATTR_WO(stand_in_line);
 
+/* The edu device sits on the conventional bus and has no link; these are the attributes that a GPU's link has. */
+static ssize_t link_speed_show(struct device *d, struct device_attribute *a, char *text)
+{
+	return sysfs_emit(text, "32.0 GT/s PCIe\n");
+}
+
+static ssize_t link_width_show(struct device *d, struct device_attribute *a, char *text)
+{
+	return sysfs_emit(text, "16\n");
+}
+
+static struct device_attribute link[] = {
+	__ATTR(current_link_speed, 0444, link_speed_show, NULL),
+	__ATTR(max_link_speed, 0444, link_speed_show, NULL),
+	__ATTR(current_link_width, 0444, link_width_show, NULL),
+	__ATTR(max_link_width, 0444, link_width_show, NULL),
+};
+
 static int show_version(struct seq_file *file, void *nothing)
 {
 	seq_puts(file, "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  " STAND_IN_VERSION
@@ -103,7 +127,7 @@ static char node_names[MOST_GPUS][8];
 static int probe(struct pci_dev *device, const struct pci_device_id *id)
 {
 	struct gpu *gpu = devm_kzalloc(&device->dev, sizeof(*gpu), GFP_KERNEL);
-	int wrong;
+	int wrong, attribute;
 
 	if (!gpu)
 		return -ENOMEM;
@@ -123,6 +147,11 @@ static int probe(struct pci_dev *device, const struct pci_device_id *id)
 	wrong = device_create_file(&device->dev, &dev_attr_stand_in_dma);
 	if (!wrong)
 		wrong = device_create_file(&device->dev, &dev_attr_stand_in_line);
+	for (attribute = 0; !wrong && attribute < ARRAY_SIZE(link); attribute++)
+		wrong = device_create_file(&device->dev, &link[attribute]);
+	device->vendor = GPU_VENDOR;
+	device->device = GPU_DEVICE;
+	device->class = GPU_CLASS;
 	dev_info(&device->dev, "enabling device (stand-in of the proofbook lab)\n");
 	return wrong;
 }
@@ -130,7 +159,10 @@ static int probe(struct pci_dev *device, const struct pci_device_id *id)
 static void remove(struct pci_dev *device)
 {
 	struct gpu *gpu = dev_get_drvdata(&device->dev);
+	int attribute;
 
+	for (attribute = 0; attribute < ARRAY_SIZE(link); attribute++)
+		device_remove_file(&device->dev, &link[attribute]);
 	device_remove_file(&device->dev, &dev_attr_stand_in_line);
 	device_remove_file(&device->dev, &dev_attr_stand_in_dma);
 	if (gpu->folder)
@@ -138,7 +170,7 @@ static void remove(struct pci_dev *device)
 	bound--;
 }
 
-static const struct pci_device_id known[] = { { PCI_DEVICE(0x1234, 0x11e8) }, {} };
+static const struct pci_device_id known[] = { { PCI_DEVICE(0x1234, 0x11e8) }, { PCI_DEVICE(GPU_VENDOR, GPU_DEVICE) }, {} };
 MODULE_DEVICE_TABLE(pci, known);
 static struct pci_driver driver = { .name = "nvidia", .id_table = known, .probe = probe, .remove = remove };
 
@@ -159,7 +191,7 @@ static int __init start(void)
 	gpus_folder = proc_mkdir("gpus", driver_folder);
 	proc_create_single("version", 0444, driver_folder, show_version);
 	proc_create_single("params", 0444, driver_folder, show_params);
-	pr_info("NVRM: loading a stand-in for the NVIDIA kernel module, version " STAND_IN_VERSION " (proofbook lab)\n");
+	pr_info("NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  " STAND_IN_VERSION "  (stand-in of the proofbook lab)\n");
 	wrong = pci_register_driver(&driver);
 	if (wrong) {
 		proc_remove(driver_folder);
