@@ -12,7 +12,7 @@ RUN    := PATH="$(CURDIR)/$(BIN):$$PATH"
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo lab test style types notebooks unit format lock build clean
+.PHONY: help env demo lab test style types notebooks unit test-vm format lock build clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -61,6 +61,13 @@ notebooks: $(READY)
 # A module's tests stay on one worker: a lab machine is started once a module.
 unit: $(READY)
 	$(RUN) pytest -n $(WORKERS) --dist loadfile
+
+# make test-vm  the same on real machines: containers with a real systemd first, then virtual machines with a real kernel.
+#               Needs root on Debian, and packages that it names when they are missing.
+# One after another: the machines need both cores.
+test-vm: $(READY)
+	$(RUN) PROOFBOOK_REAL=1 pytest -m box tests/real
+	$(RUN) PROOFBOOK_REAL=1 pytest -m vm tests/real
 
 # make format puts the code into the one format
 format: $(READY)
