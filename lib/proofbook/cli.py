@@ -375,6 +375,29 @@ def _ssh_line(place: Any) -> str:
     return f"ssh -p {place.port} -i {place.identity_file} -o UserKnownHostsFile={place.known_hosts} {place.user}@{place.address}"
 
 
+# ----------------------------------------------------------------------------------------------- triage
+
+
+@app.command()
+def triage(
+    files: Annotated[
+        list[Path], typer.Argument(help="Logs of one incident: files, also compressed; - is stdin.", show_default=False)
+    ],
+    as_json: JsonFlag = False,
+) -> None:
+    """Judge logs that somebody pasted. Exit codes: 0 PASS/WARN · 1 FAIL · 2 a file cannot be read · 4 UNKNOWN."""
+    from proofbook.triage import triage as judge_files
+
+    said = judge_files(files)
+    if as_json:
+        print(json.dumps(said.as_json()))
+    else:
+        from proofbook.triage.show import write
+
+        write(said, out)
+    raise typer.Exit(said.exit_code)
+
+
 # ------------------------------------------------------------------------------------------------- main
 
 

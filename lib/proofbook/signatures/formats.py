@@ -64,6 +64,11 @@ def _iso(text: str) -> datetime | None:
     return when.astimezone(UTC) if when.tzinfo else None  # WHY: a local time without zone orders nothing across machines
 
 
+#: What container tools put before a line: Compose its service, Kubernetes the time.
+_COMPOSE = re.compile(r"(?P<name>[\w.-]+-\d+|[\w.-]+ +) *\| (?P<text>.*)")
+_TIME_FIRST = re.compile(r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z) (?P<text>.*)")
+
+
 def read_line(raw: str, year: int | None = None) -> LogLine:
     """One line of a text log. What no format explains is the message itself, of unknown source.
 
@@ -79,7 +84,7 @@ def read_line(raw: str, year: int | None = None) -> LogLine:
             return LogLine(found["text"], monotonic_s=float(found["seconds"]), source=source, unit=unit)
     found = _DMESG_T.fullmatch(text)
     if found:
-        return LogLine(found["text"], source="kernel")
+        return LogLine(found["text"], source="kernel")  # dmesg -T: local time, of no zone
     found = _SHORT.fullmatch(text)
     if found and found["month"] in _MONTHS:
         return _with_program(found["program"], found["text"], _short_time(found, year))
@@ -96,6 +101,12 @@ def read_line(raw: str, year: int | None = None) -> LogLine:
     found = _PROGRAM_ONLY.fullmatch(text)
     if found:
         return _with_program(found["program"], found["text"], None)
+    found = _TIME_FIRST.fullmatch(text)
+    if found:
+        return LogLine(found["text"], time=_iso(found["time"][:26].rstrip("Z") + "Z"), source="")
+    found = _COMPOSE.fullmatch(text)
+    if found:
+        return LogLine(found["text"], source="")
     return LogLine(text, source="")
 
 
@@ -175,6 +186,10 @@ def read_journal_line(raw: bytes) -> LogLine | None:
         entry = _decode_journal(raw)
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from None
+    return _journal_line(entry)
+
+
+def _journal_line(entry: JournalFields) -> LogLine | None:
     text = message_text(entry.MESSAGE)
     if text is None:
         return None
@@ -194,4 +209,39 @@ def read_journal_line(raw: bytes) -> LogLine | None:
         boot_id=_text(entry.boot_id),
         invocation=_text(entry.about_invocation) or _text(entry.own_invocation),
         source=source,
+    )
+
+
+def read_export_entry(raw: bytes) -> LogLine | None:
+    """One entry of ``journalctl -o export``: ``NAME=value`` lines, and fields of any bytes as name, length and data.
+
+    None when it holds no message.
+    """
+    fields: dict[str, str] = {}
+    at = 0
+    while at < len(raw):
+        end = raw.find(b"\n", at)
+        end = len(raw) if end < 0 else end
+        name, equals, value = raw[at:end].partition(b"=")
+        at = end + 1
+        if not equals and name and at + 8 <= len(raw):
+            size = int.from_bytes(raw[at : at + 8], "little")
+            value, at = raw[at + 8 : at + 8 + size], at + 8 + size + 1
+        if name:
+            fields[name.decode("ascii", "replace")] = value.decode("utf-8", "backslashreplace")
+    if "MESSAGE" not in fields:
+        return None
+    return _journal_line(
+        JournalFields(
+            MESSAGE=fields["MESSAGE"],
+            realtime=fields.get("__REALTIME_TIMESTAMP"),
+            monotonic=fields.get("__MONOTONIC_TIMESTAMP"),
+            boot_id=fields.get("_BOOT_ID"),
+            transport=fields.get("_TRANSPORT"),
+            identifier=fields.get("SYSLOG_IDENTIFIER"),
+            own_unit=fields.get("_SYSTEMD_UNIT"),
+            about_unit=fields.get("UNIT"),
+            own_invocation=fields.get("_SYSTEMD_INVOCATION_ID"),
+            about_invocation=fields.get("INVOCATION_ID"),
+        )
     )

@@ -94,7 +94,7 @@ class Moment:
 class SignatureFinding:
     """One signature on one device: how often, from when to when, and whether it is the first cause of its chain.
 
-    ``caused_by`` is the signature id at the root of the chain, None for a root. ``fields`` are the pattern's other named
+    ``caused_by`` is the id of the earliest thing that explains it, None for a root. ``fields`` are the pattern's other named
     groups of the first line (address, flags, domain, …). ``at_least``: ``count`` is a lower bound.
     """
 
@@ -174,7 +174,7 @@ class _Group:
     source: str
     first: LogLine
     last: LogLine
-    count: int = 0
+    counts: dict[int, int] = field(default_factory=dict)  # by section: the same log may be in a paste twice
     suppressed: int = 0
     at_least: bool = False
     codes: dict[str, int] = field(default_factory=dict)
@@ -186,8 +186,16 @@ class _Group:
     note: str = ""  # what the log as a whole adds to the meaning
     cause: _Group | None = None
 
-    def add(self, line: LogLine, weight: int, code: str) -> None:
-        self.count += weight
+    @property
+    def count(self) -> int:
+        """Lines of the section that has the most: sections may repeat each other, so this is what surely was said."""
+        return max(self.counts.values(), default=0)
+
+    def more(self, weight: int, section: int) -> None:
+        self.counts[section] = self.counts.get(section, 0) + weight
+
+    def add(self, line: LogLine, weight: int, code: str, section: int = 0) -> None:
+        self.more(weight, section)
         self.last = line
         if code and (code in self.codes or len(self.codes) < MAX_CODES):
             self.codes[code] = self.codes.get(code, 0) + weight
@@ -209,18 +217,12 @@ class _Group:
             self.first = other.first
         if other.last.n > self.last.n:
             self.last = other.last
-        self.count += other.count
+        for section, weight in other.counts.items():
+            self.more(weight, section)
         for code, times in other.codes.items():
             self.codes[code] = self.codes.get(code, 0) + times
         self.head = (self.head + other.head)[:FIRST_LINES]
         self.recent.extend(other.recent)
-
-    @property
-    def root(self) -> _Group:
-        group = self
-        while group.cause is not None:
-            group = group.cause
-        return group
 
 
 @dataclass(slots=True)
@@ -269,6 +271,7 @@ class _Boot:
     fields: dict[str, dict[str, str]] = field(default_factory=dict)
     first_kernel: LogLine | None = None
     kernel_lines: int = 0
+    kernel_lines_before: int = 0  # in earlier sections of the paste
     systemd_lines: int = 0
     lines: int = 0
     last: LogLine | None = None
@@ -342,6 +345,7 @@ class Judging:
         self._units: set[str] = set()  # units by their true name; a program's name in a text log is only a guess at one
         self._latest: tuple[int, list[_Group]] = (0, [])
         self._accept = _Acceptance()
+        self._section = 0
         self._started_at = 0  # where the inference server was started last
         self._healthy: LogLine | None = None  # the last answer of the server's health endpoint
         self._gaps: list[str] = list(context.gaps)
@@ -394,6 +398,17 @@ class Judging:
             boot.first_kernel = line
             boot.kernel_lines += line.source == "kernel"
 
+    def begin_section(self) -> None:
+        """What follows is another log, or another look at the same one: nothing is counted twice, no message goes on into it."""
+        for key in list(self._open):
+            self._close(key)
+        self._traceback.clear()
+        self._section += 1
+        self._clock = None
+        boot = self._boots.get(self._boot)
+        if boot is not None:
+            boot.kernel_lines_before, boot.kernel_lines = boot.kernel_lines_before + boot.kernel_lines, 0
+
     def _in_scope(self, line: LogLine) -> bool:
         c = self.context
         if c.boot_id and line.boot_id and line.boot_id.replace("-", "") != c.boot_id.replace("-", ""):
@@ -428,7 +443,7 @@ class Judging:
         if folded:
             if self._latest[0] == line.n - 1:
                 for group in self._latest[1]:
-                    group.count += int(folded[1])
+                    group.more(int(folded[1]), self._section)
             return
         weight = 1
         repeated = _REPEATED.match(line.text)
@@ -526,7 +541,12 @@ class Judging:
         self._bridges[port] = (first, last)
 
     def learn_gpu(self, address: str) -> None:
+        """Told by a tool's answer: this address is a GPU's."""
         self._gpus.add(pci_address(address))
+
+    def learn_other(self, address: str, what: str) -> None:
+        """Told by a tool's answer: this address is no GPU's."""
+        self._others.setdefault(pci_address(address), what)
 
     def _above(self, port: str, device: str) -> bool:
         """Whether ``port`` is a bridge on the way to ``device``."""
@@ -685,7 +705,7 @@ class Judging:
             group.signature = signature.read(line.text)
         elif signature.variants:
             group.worsen(signature.read(line.text))
-        group.add(line, weight, code)
+        group.add(line, weight, code, self._section)
         self._settle_suppression(signature, group)
         self._opens_traceback(line, group)
         if signature.kind == "gap":
@@ -800,6 +820,37 @@ class Judging:
             boots=tuple(b.label for b in self._boots.values() if b.label and b.lines),
         )
 
+    def unclean_boots(self) -> list[SignatureFinding]:
+        """Boots that another one follows and that were not shut down in order, where systemd's own lines would have said so."""
+        boots = [b for b in self._boots.values() if b.lines]
+        out = []
+        for boot in boots[:-1]:
+            if not boot.systemd_lines or "boot-shutdown" in boot.facts or boot.last is None:
+                continue
+            at = Moment(boot.last.n, boot.last.monotonic_s, boot.last.time)
+            out.append(
+                SignatureFinding(
+                    signature="boot-ended-unclean",
+                    verdict=Verdict.UNKNOWN,
+                    device="",
+                    count=1,
+                    at_least=False,
+                    first=at,
+                    last=at,
+                    root=False,
+                    caused_by=None,
+                    reason=f"{boot.label} ends without a shutdown, and the next one begins: a reset or a loss of power. "
+                    "What came last before it may never have been written.",
+                    action=Suggested.LOOK,
+                    code="",
+                    lines=(boot.last.text,),
+                    what_to_do="Read the BMC's event log and the console of that time; an empty kernel log proves nothing here.",
+                    kind="gap",
+                    boot_id=boot.label,
+                )
+            )
+        return out
+
     def _all_facts(self) -> dict[str, int]:
         out: dict[str, int] = {}
         for boot in self._boots.values():
@@ -900,14 +951,15 @@ class Judging:
                 words = f"{words} The requester is no GPU ({owner})."
                 if verdict is Verdict.FAIL:
                     verdict, action, what = Verdict.WARN, Suggested.LOOK, "Look at this device; it says nothing about the GPUs."
-            elif group.device not in self._gpus and group.driver != "nvidia":
+            elif group.device not in self._gpus and group.driver not in ("nvidia", "pcieport"):
                 words += " This log does not say what kind of device it is."
         if group.note:
             words += f" {group.note}"
-        cause = None if group.cause is None else group.root
+        cause = group.cause
         if cause is None and signature.kind == "consequence":
             words += " It follows something else; what, this log does not show."
         count = group.count + group.suppressed
+        group.at_least = group.at_least or len(group.counts) > 1
         codes = tuple(group.codes)
         return SignatureFinding(
             signature=signature.id,
@@ -953,7 +1005,7 @@ class Judging:
         boots = [b for b in self._boots.values() if b.lines or b.first_kernel is not None]
         several = sum(bool(b.lines) for b in boots) > 1
         for boot in boots:
-            if boot.kernel_lines and boot.first_kernel is not None:
+            if boot.kernel_lines + boot.kernel_lines_before and boot.first_kernel is not None:
                 own = tuple(f for f in findings if f.boot_id == boot.label)
                 about = f"{boot.label}: " if several and boot.label else ""
                 out += [about + text for text in self._not_observable_in(boot, boot.first_kernel, own)]

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from proofbook.signatures.catalog import SignatureSet, load
 from proofbook.signatures.formats import read_journal_line, read_line
-from proofbook.signatures.judge import Judgement, Judging, LogContext
+from proofbook.signatures.judge import Judgement, Judging, Listener, LogContext
 from proofbook.signatures.prefilter import CHUNK, Prefilter, chunks, prefilter
 
 #: A buffer up to this size (bytes) is filtered in one piece, without copying it.
@@ -27,7 +27,7 @@ _ZEROS, _TAIL = b"\x00\x00\x00\x00", 65536
 
 
 @dataclass(slots=True)
-class _Ends:
+class Ends:
     """How a log begins and ends, kept while it streams by."""
 
     lines: int = 0
@@ -47,14 +47,14 @@ def judge_text(
     year: int | None = None,
 ) -> Judgement:
     """Judge a text log: a buffer, or stretches of whole lines (see :func:`read_stretches`)."""
-    return _Stream(signatures or load(), context or LogContext(), engine, json=False, year=year).run(data)
+    return Stream(signatures or load(), context or LogContext(), engine, json=False, year=year).run(data)
 
 
 def judge_journal_json(
     data: bytes | Iterable[bytes], *, context: LogContext | None = None, signatures: SignatureSet | None = None, engine: str = ""
 ) -> Judgement:
     """Judge the output of ``journalctl -o json``: a buffer, or stretches of whole lines."""
-    return _Stream(signatures or load(), context or LogContext(), engine, json=True, year=None).run(data)
+    return Stream(signatures or load(), context or LogContext(), engine, json=True, year=None).run(data)
 
 
 def read_stretches(file: BinaryIO, size: int = CHUNK) -> Iterator[bytes]:
@@ -74,22 +74,35 @@ def read_stretches(file: BinaryIO, size: int = CHUNK) -> Iterator[bytes]:
         rest = block[newline + 1 :]
 
 
-class _Stream:
-    def __init__(self, signatures: SignatureSet, context: LogContext, engine: str, *, json: bool, year: int | None) -> None:
-        self.judging = Judging(signatures, context)
-        anchors = signatures.anchors + (JOURNAL_ALWAYS if json else ())
-        self.filter: Prefilter = prefilter(anchors, engine)
+class Stream:
+    """A judgement of one log's bytes. Subclasses read lines of other shapes by overriding :meth:`read`."""
+
+    def __init__(
+        self,
+        signatures: SignatureSet,
+        context: LogContext,
+        engine: str,
+        *,
+        json: bool,
+        year: int | None,
+        anchors: tuple[str, ...] = (),
+        listen: Listener | None = None,
+    ) -> None:
+        self.judging = Judging(signatures, context, listen)
+        wanted = signatures.anchors + (JOURNAL_ALWAYS if json else ()) + anchors
+        self.filter: Prefilter = prefilter(tuple(dict.fromkeys(wanted)), engine)
         self.json, self.year = json, year
-        self.ends = _Ends()
+        self.ends = Ends()
 
     def run(self, data: bytes | Iterable[bytes]) -> Judgement:
         for stretch in [data] if isinstance(data, bytes) else data:
             for _, piece in chunks(stretch, WHOLE):
-                self._piece(piece)
-        self._finish_ends()
+                self.piece(piece)
+        self.finish_ends()
         return self.judging.finish(lines=self.ends.lines, gaps=self.ends.gaps)
 
-    def _piece(self, data: bytes) -> None:
+    def piece(self, data: bytes) -> None:
+        """A stretch of whole lines."""
         ends = self.ends
         if not ends.lines:
             first = data[: data.find(b"\n") if b"\n" in data else len(data)]
@@ -98,13 +111,17 @@ class _Stream:
         for number, start, end, anchors in self.filter.lines(data):
             raw = data[start:end]
             ends.zeros = ends.zeros or _ZEROS in raw
-            if self.json:
-                self._journal(raw, ends.lines + number + 1, anchors)
-            else:
-                self._text(raw, ends.lines + number + 1, anchors)
+            self.read(data, start, end, ends.lines + number + 1, anchors)
         ends.unterminated = not data.endswith(b"\n")
         ends.lines += number + data.count(b"\n", start) + ends.unterminated
         ends.zeros = ends.zeros or _ZEROS in data[-_TAIL:]
+
+    def read(self, data: bytes, start: int, end: int, n: int, anchors: tuple[str, ...] | None) -> None:
+        """A line that the filter let through: ``data[start:end]``, the ``n``-th of the log."""
+        if self.json:
+            self.journal(data[start:end], n, anchors)
+        else:
+            self.text(data[start:end], n, anchors)
 
     def _edge(self, raw: bytes) -> None:
         """The log's first line, for when it begins; it is judged only if the filter lets it through as well."""
@@ -115,11 +132,11 @@ class _Stream:
         if line is not None:
             self.judging.begins_with(line)
 
-    def _text(self, raw: bytes, n: int, anchors: tuple[str, ...] | None) -> None:
+    def text(self, raw: bytes, n: int, anchors: tuple[str, ...] | None) -> None:
         line = read_line(raw.decode("utf-8", "backslashreplace"), self.year)
         self.judging.feed(replace(line, n=n), anchors)
 
-    def _journal(self, raw: bytes, n: int, anchors: tuple[str, ...] | None) -> None:
+    def journal(self, raw: bytes, n: int, anchors: tuple[str, ...] | None) -> None:
         if not raw.strip():
             return
         try:
@@ -134,7 +151,7 @@ class _Stream:
         plain = anchors is not None and not any(a in JOURNAL_ALWAYS for a in anchors)
         self.judging.feed(replace(line, n=n), anchors if plain else None)
 
-    def _finish_ends(self) -> None:
+    def finish_ends(self) -> None:
         ends = self.ends
         if ends.null_messages:
             ends.gaps.append(
