@@ -58,9 +58,9 @@ notebooks: $(READY)
 	  $(RUN) pytest --nbval --nbval-cell-timeout=120 -q notebooks; \
 	else echo "no notebooks yet"; fi
 
-# A module's tests stay on one worker: a lab machine is started once a module.
+# Tests move to whichever worker is free; each worker has simulated machines of its own.
 unit: $(READY)
-	$(RUN) pytest -n $(WORKERS) --dist loadfile
+	$(RUN) pytest -n $(WORKERS) --dist worksteal
 
 # make test-vm  the same on real machines: containers with a real systemd first, then virtual machines with a real kernel.
 #               Needs root on Debian, and packages that it names when they are missing.
