@@ -530,7 +530,9 @@ class Judging:
             return
         nvidia = _NVRM_DEVICE.search(text)
         if nvidia:
-            self._gpus.add(pci_address(next(g for g in nvidia.groups() if g)))
+            address = _address(next(g for g in nvidia.groups() if g))
+            if address:
+                self._gpus.add(address)
             return
         other = _OTHER_DRIVER.match(text)
         if other and other["driver"] not in _NO_OWNER:
@@ -646,8 +648,8 @@ class Judging:
             self._perhaps_unknown(line, weight)
             self._opens_traceback(line, None)
         named = _INIT_NAMED.search(line.text)
-        if named:
-            self._adopt(pci_address(named["pci"]), line)
+        if named and _address(named["pci"]):
+            self._adopt(_address(named["pci"]), line)
 
     def _note_suppression(self, line: LogLine) -> None:
         found = _SUPPRESSED.search(line.text)
@@ -748,11 +750,8 @@ class Judging:
     def _device(groups: dict[str, str]) -> str:
         for name in ("pci", "pci2", "pci3"):
             text = groups.pop(name, "")
-            if text:
-                try:
-                    return pci_address(text)
-                except ValueError:
-                    continue
+            if text and _address(text):
+                return _address(text)
         return ""
 
     def _settle_suppression(self, signature: Signature, group: _Group) -> None:
@@ -1066,6 +1065,14 @@ class Judging:
 #: Actions from the mildest to the most drastic.
 _SEVERITY = tuple(Suggested)
 _RANK = {"fault": 0, "consequence": 1, "detail": 2, "gap": 3, "fact": 4, "benign": 5}
+
+
+def _address(text: str) -> str:
+    """A PCI address, normalised; ``""`` for what is none, as the stump of a line that was cut."""
+    try:
+        return pci_address(text)
+    except ValueError:
+        return ""
 
 
 def _reason(words: str, group: _Group, count: int, cause: _Group | None, codes: tuple[str, ...]) -> str:

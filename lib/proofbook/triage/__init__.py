@@ -82,7 +82,7 @@ def _judge(sources: Iterable[Source], context: LogContext | None, year: int | No
     findings += reading.judging.unclean_boots()
     findings += [_damaged(reason, reading.ends.lines) for reason in reading.damage]
     findings = _both_memory_errors(findings)
-    recognised = bool(findings or said.facts or said.benign or said.unknown_lines or reading.kinds.names())
+    recognised = bool(findings or said.facts or said.benign or said.unknown_lines or reading.answers or reading.kinds.names())
     verdict = worst([Verdict.PASS, *(f.verdict for f in findings), *([said.unknown_verdict] if said.unknown_lines else [])])
     not_observable = list(said.not_observable)
     sentence = ""

@@ -41,6 +41,7 @@ class Reading(Stream):
         self.damage: list[str] = []  # why what was read is not what was written
         self.sources: list[tuple[str, int]] = []  # name, its first line
         super().__init__(signatures, context, engine, json=True, year=year, anchors=(*ANCHORS, *_SECTIONS), listen=self.server)
+        self.answers = 0  # of tools, that were found in it
         self._entry_end = -1
         self._sections = 0
         self._base = 0  # lines before this stretch
@@ -67,6 +68,7 @@ class Reading(Stream):
         """A stretch: its regions first become statements, then the filter's lines are read in their order."""
         self._base = self.ends.lines
         self._regions = [(r, lines_of(data, r)) for r in find_regions(data)]
+        self.answers += len(self._regions)
         self._entry_end = min(self._entry_end, 0)
         super().piece(data)
         self._tell_regions(data, len(data) + 1)

@@ -245,7 +245,7 @@ def read_nccl_tests(lines: list[str], judging: Judging) -> Iterator[Statement]:
 
 # ------------------------------------------------------------------------------------------------------ finding them
 
-_LSPCI_LINE = re.compile(rb"^(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] [A-Z]|^\t|^\s*$|^ {8}")
+_LSPCI_LINE = re.compile(rb"^(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] [A-Z0-9]|^\t|^\s*$|^ {8}")
 _SMI_Q_LINE = re.compile(rb"^\s*$|^\s+\S|^GPU [0-9A-Fa-f]{8}:|^[A-Z][\w /]+\s+: |^=+")
 _XML_LINE = re.compile(rb"^\s*<|^\s*$")
 _TABLE_LINE = re.compile(rb"^[|+ ]|^\s*$|^[A-Z]\w{2} [A-Z]\w{2}")
