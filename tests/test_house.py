@@ -50,6 +50,7 @@ ORDER = (
     "procedures",
     "record",
     "archive",
+    "reading",
     "triage",
     "live",
     "notebook",

@@ -66,6 +66,10 @@ class ProofbookError(Exception):
         message = super().__str__()
         return f"{message}\n  → {self.hint}" if self.hint else message
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows of it: the message alone. It is written for the reader, who needs no way through our code."""
+        return [f"\033[1;31m{type(self).__name__}\033[0m: {self}"]
+
 
 class Refused(ProofbookError):
     """The request cannot be carried out as asked; no host was contacted."""

@@ -127,6 +127,7 @@ def _assemble(procedure: Procedure, parameters: Any, spec: HostSpec, *, attended
     journal = Journal(writer, run_id, clock.now)
     approved = str(getattr(parameters, "approved", "") or "")
     waiting = book.stopped_at_gate(approved) if approved else None
+    keeper = record.Keeper(folder, journal, writer)
     run = Run(
         About(run_id, procedure.name, procedure.title, "live" if attended else "headless", procedure.changes_host),
         folder=folder,
@@ -136,7 +137,7 @@ def _assemble(procedure: Procedure, parameters: Any, spec: HostSpec, *, attended
         host=host,
         intent=spec,
         parameters=parameters,
-        listeners=[record.Keeper(folder, journal, writer), *([live.ProgressLine()] if attended else [])],
+        listeners=[keeper, *([live.Screen(keeper)] if attended else [])],
         memory=book,
         person=live.LiveGate(str(getattr(parameters, "approver", ""))) if attended else None,
     )

@@ -225,7 +225,8 @@ class Run:
         return Findings(self._findings)
 
     def __repr__(self) -> str:
-        return f"<Run {self.about.run_id} of {self.about.runbook} on {self.host.name}: {self._status}, so far {self.verdict}>"
+        so_far = "so far " if self.open else ""
+        return f"<Run {self.about.run_id} of {self.about.runbook} on {self.host.name}: {self._status}, {so_far}{self.verdict}>"
 
     def _say(self, event: str, data: Mapping[str, Any], *, durable: bool = False) -> Mapping[str, Any]:
         clean = self._journal.clean(data)
@@ -488,11 +489,18 @@ class Run:
             approver, how = self._person.ask(plan)
             approved = plan.digest if approver else ""
         if not approved:
+            declined = self._person is not None  # somebody was there and said no
             self._say(
                 "gate",
-                {"digest": plan.digest, "decision": "waiting", "approver": "", "how": "", "text": plan.title},
+                {"digest": plan.digest, "decision": "waiting", "approver": "", "how": how if declined else "", "text": plan.title},
                 durable=True,
             )
+            if declined:
+                raise StoppedAtGate(
+                    f"{plan.title} was not approved; {plan.host.hostname} was left as it is",
+                    digest=plan.digest,
+                    hint="to do it after all, open a new run: execute the cells again from the one with open_run",
+                )
             raise StoppedAtGate(
                 f"{plan.title} needs an approval",
                 digest=plan.digest,
@@ -736,7 +744,9 @@ def runner_facts() -> dict[str, Any]:
     except (KeyError, OSError):
         user = str(os.getuid())
     return {
-        "host": socket.gethostname(),
+        # PROOFBOOK_RUNNER_NAME: for a runner in a container, whose host name says nothing. Each runner needs a name of its own,
+        # since a sweep judges only the runs of the runner that it is on.
+        "host": os.environ.get("PROOFBOOK_RUNNER_NAME") or socket.gethostname(),
         "user": user,
         "pid": os.getpid(),
         "pid_started": pid_started(os.getpid()),

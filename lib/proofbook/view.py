@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 __all__ = [
     "SIGNS",
     "VERDICTS",
+    "Picture",
+    "Shown",
     "before_after_html",
+    "card",
     "duration_text",
     "findings_frame",
     "findings_html",
@@ -31,7 +34,9 @@ __all__ = [
     "plan_html",
     "plan_text",
     "shown",
+    "table",
     "table_html",
+    "table_text",
     "timeline_png",
     "worst_first",
 ]
@@ -51,8 +56,39 @@ _COLOURS = {
     Verdict.PASS: "#0b6e4f",
 }
 
+#: So many passes stand in the open; more are folded away, so that what is no pass, and the verdict, stay in sight.
+_OPEN_PASSES = 5
+
 _CELL = "padding:4px 10px 4px 0;vertical-align:top;text-align:left"
 _MUTED = "opacity:.75"
+
+
+class Shown:
+    """What a cell shows: HTML for a notebook, and the same as text for whoever shows no HTML."""
+
+    def __init__(self, html: str, text: str) -> None:
+        self._html = str(html)
+        self._text = text
+
+    def _repr_html_(self) -> str:
+        return self._html
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+class Picture:
+    """A PNG, and in words what is on it."""
+
+    def __init__(self, png: bytes, text: str) -> None:
+        self.png = png
+        self._text = text
+
+    def _repr_png_(self) -> bytes:
+        return self.png
+
+    def __repr__(self) -> str:
+        return self._text
 
 
 def worst_first(findings: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -106,25 +142,34 @@ def _as_dicts(findings: Iterable[Finding | Mapping[str, Any]]) -> list[Mapping[s
 
 
 def findings_html(findings: Iterable[Finding | Mapping[str, Any]]) -> str:
-    """A table of findings, worst first, with the overall verdict above. Passes are counted in the head and listed last."""
+    """A table of findings, worst first, with the overall verdict above. Passes come last, folded away when they are many."""
     found = worst_first(_as_dicts(findings))
     overall = worst(Verdict(f["verdict"]) for f in found)
     counts = [f"{n} {v.value.replace('_', ' ')}" for v in VERDICTS if (n := sum(f["verdict"] == v for f in found))]
-    rows = [_finding_row(f) for f in found]
     head = Markup('<div style="margin:2px 0 6px">{} <span style="{}">{}</span></div>').format(
         _badge(overall), _MUTED, ", ".join(counts) or "nothing was checked: that is no pass"
     )
-    if not rows:
-        return str(head)
-    table = Markup(
+    passed = [f for f in found if f["verdict"] == Verdict.PASS]
+    folded = passed if len(passed) > _OPEN_PASSES else []
+    table = _findings_table([f for f in found if f not in folded])
+    if folded:
+        table += Markup('<details><summary style="cursor:pointer">{} {} PASS</summary>{}</details>').format(
+            "and" if len(folded) < len(found) else "all", len(folded), _findings_table(folded)
+        )
+    return str(head + table)
+
+
+def _findings_table(findings: Sequence[Mapping[str, Any]]) -> Markup:
+    if not findings:
+        return Markup("")
+    return Markup(
         '<table style="border-collapse:collapse;text-align:left"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>'
     ).format(
         Markup("").join(
             Markup('<th scope="col" style="{}">{}</th>').format(_CELL, c) for c in ("verdict", "about", "what was found")
         ),
-        Markup("").join(rows),
+        Markup("").join(_finding_row(f) for f in findings),
     )
-    return str(head + table)
 
 
 def _finding_row(finding: Mapping[str, Any]) -> Markup:
@@ -177,6 +222,8 @@ def plan_html(plan: Plan) -> str:
             Markup("").join(Markup("<li>{}</li>").format(i) for i in items)
         )
 
+    no_way_back = "nothing takes it back" if plan.cannot_undo else "nothing to take back"
+
     def action(what: str, argv: Sequence[str]) -> Markup:
         return Markup("{} <code>{}</code>").format(what, " ".join(argv)) if argv else Markup(escape(what))
 
@@ -188,7 +235,13 @@ def plan_html(plan: Plan) -> str:
         ),
         ("Now there", listed(plan.facts, "nothing was said about it")),
         ("Cannot be undone", listed(plan.cannot_undo, "all of it can be undone")),
-        ("Taken back by", listed([action(a.what, a.argv) for a in plan.undo], "nothing to take back")),
+        (
+            "Taken back by",
+            listed(
+                [action(a.what, a.argv) for a in plan.undo],
+                "nothing takes it back" if plan.cannot_undo else "nothing to take back",
+            ),
+        ),
         ("Expected time", Markup(escape(duration_text(plan.expected_s)))),
         ("Digest", Markup("<code>{}</code>").format(plan.digest)),
     ]
@@ -207,7 +260,70 @@ def plan_html(plan: Plan) -> str:
     )
 
 
+def card(record: Mapping[str, Any], where: str = "") -> Shown:
+    """A whole record at a glance, from :meth:`proofbook.record.RunRecord.as_json`: how it came out, what was not verified
+    (before anything that was), and ``where`` it is."""
+    verdict = Verdict(record["verdict"])
+    counts = ", ".join(f"{n} {v.replace('_', ' ')}" for v, n in record["counts"].items()) or "nothing was checked"
+    facts = (
+        ("Run", f"{record['run_id']} ({record['title'] or record['runbook']} on {record['host']})"),
+        ("Status", f"{record['status']}, exit code {record['exit_code']}, {counts}"),
+        ("In words", record["summary"]),
+        *((("Record", where),) if where else ()),
+    )
+    unverified = [f"{n['what']}: {n['why']}" for n in record["not_verified"]]
+    not_verified = (
+        Markup('<ul style="margin:0;padding-left:18px">{}</ul>').format(
+            Markup("").join(Markup("<li>{}</li>").format(line) for line in unverified)
+        )
+        if unverified
+        else Markup("<i>nothing was left out</i>")
+    )
+    rows = [("Not verified", not_verified), *((name, Markup(escape(value))) for name, value in facts)]
+    html = Markup(
+        '<div style="margin:2px 0 6px">{} <b>{}</b></div><table style="border-collapse:collapse;text-align:left">{}</table>'
+    )
+    body = Markup("").join(
+        Markup('<tr><th scope="row" style="{c};white-space:nowrap">{}</th><td style="{c}">{}</td></tr>').format(n, v, c=_CELL)
+        for n, v in rows
+    )
+    text = [f"{SIGNS[verdict]} {record['headline']}", *_labelled("not verified", unverified or ["nothing was left out"])]
+    for name, value in facts:
+        text += _labelled(name.lower(), [value])
+    return Shown(html.format(_badge(verdict), record["headline"], body), "\n".join(text))
+
+
+def _labelled(label: str, items: Sequence[str]) -> list[str]:
+    """Items as wrapped lines, the label before the first of them."""
+    lines = []
+    for number, item in enumerate(items):
+        head = f"  {label if number == 0 else '':<13} "
+        lines.append(textwrap.fill(item, 110, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False))
+    return lines
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str = "", note: str = "") -> Shown:
+    """Any table, to be shown in a cell."""
+    return Shown(table_html(columns, rows, title=title, note=note), table_text(columns, rows, title=title, note=note))
+
+
 # ------------------------------------------------------------------------------------------------- text
+
+
+def table_text(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "", note: str = "", widest: int = 52
+) -> str:
+    """The same as text: columns in line, long cells wrapped at ``widest`` characters."""
+    cells = [[textwrap.wrap(shown(v), widest) or [""] for v in row] for row in [columns, *rows]]
+    widths = [max((len(line) for row in cells for line in row[i]), default=0) for i in range(len(columns))]
+    lines = [title] if title else []
+    for number, row in enumerate(cells):
+        for line in range(max(len(cell) for cell in row)):
+            parts = [f"{cell[line] if line < len(cell) else '':<{width}}" for cell, width in zip(row, widths, strict=True)]
+            lines.append("  ".join(parts).rstrip())
+        if number == 0:
+            lines.append("  ".join("-" * width for width in widths))
+    return "\n".join([*lines, note] if note else lines)
 
 
 def findings_text(findings: Iterable[Finding | Mapping[str, Any]]) -> str:
