@@ -25,12 +25,12 @@ def both(second: int, text: str) -> str:
 
 WEIGHTS = "Load weight end. {how}type={name}, {what}avail mem=36.30 GB, mem usage={size} GB."
 DECODE = (
-    "Decode batch, #running-req: {n}, #full token: 812, full token usage: 0.00, mamba num: 3, mamba usage: 0.06, accept len: {length}, "
-    "accept rate: 0.52, cuda graph: True, gen throughput (token/s): 96.10, #queue-req: {queued}"
+    "Decode batch, #running-req: {n}, #full token: 812, full token usage: 0.00, mamba num: 3, mamba usage: 0.06, "
+    "accept len: {length}, accept rate: 0.52, cuda graph: True, gen throughput (token/s): 96.10, #queue-req: {queued}"
 )
 SIZED = (
-    "max_total_num_tokens=116224, chunked_prefill_size=8192, max_prefill_tokens=16384, max_running_requests=8, context_len=262144, "
-    "available_gpu_mem=12.30 GB"
+    "max_total_num_tokens=116224, chunked_prefill_size=8192, max_prefill_tokens=16384, max_running_requests=8, "
+    "context_len=262144, available_gpu_mem=12.30 GB"
 )
 
 
@@ -139,7 +139,7 @@ def test_a_collapse_says_from_where_to_where() -> None:
 def test_speculation_that_is_asked_for_and_off_fails() -> None:
     off = at(
         200,
-        "Decode batch, #running-req: 1, #token: 812, token usage: 0.00, cuda graph: True, gen throughput (token/s): 60.10, #queue-req: 0",
+        "Decode batch, #running-req: 1, #token: 812, token usage: 0.00, gen throughput (token/s): 60.10, #queue-req: 0",
     )
     assert [f.signature for f in judge_paste(start_059() + off).findings] == ["sglang-spec-off"]
 
@@ -171,7 +171,7 @@ HEALTH = 'INFO:     127.0.0.1:51234 - "GET /health HTTP/1.1" 200 OK'
 
 
 def test_a_dead_scheduler_behind_a_living_health_endpoint_is_a_zombie() -> None:
-    died = "[rank1]:[E309 16:12:28.1 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=42, OpType=ALLREDUCE)\n"
+    died = "[rank1]:[E309 16:12:28.1 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: x\n"
     said = judge_paste(start_059() + died + at(900, HEALTH))
     zombie = next(f for f in said.findings if f.signature == "sglang-zombie")
     assert (zombie.verdict, zombie.root, zombie.caused_by) == (Verdict.FAIL, False, "nccl-watchdog-timeout")

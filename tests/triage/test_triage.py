@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import json
 import lzma
 import resource
@@ -18,7 +17,7 @@ import pytest
 from proofbook.errors import BadParameter
 from proofbook.model import Verdict
 from proofbook.signatures import SignatureFinding
-from proofbook.triage import Triage, judge_paste, triage
+from proofbook.triage import Triage, judge_paste, sources, triage
 from proofbook.triage.reading import cut_off
 from proofbook.triage.recognise import kind_of
 
@@ -165,7 +164,8 @@ def test_the_same_log_twice_counts_once_and_as_a_lower_bound(tmp_path: Path) -> 
 
 def test_a_bug_report_is_many_logs() -> None:
     rule = "_" * 44
-    report = f"Start of NVIDIA bug report log file.\n{rule}\n\n/bin/dmesg\n{dmesg(MESSAGES)}{rule}\n\njournalctl -b\n{short(MESSAGES)}{rule}\n"
+    report = f"Start of NVIDIA bug report log file.\n{rule}\n\n/bin/dmesg\n{dmesg(MESSAGES)}"
+    report += f"{rule}\n\njournalctl -b\n{short(MESSAGES)}{rule}\n"
     said = judge_paste(report)
     assert (one(said, "xid-79").count, one(said, "xid-154").caused_by) == (1, "xid-79")
     assert said.boots == ()
@@ -395,7 +395,8 @@ def test_a_units_status_names_the_unit() -> None:
         "× sglang-qwen.service - SGLang server\n     Loaded: loaded (/etc/systemd/system/sglang-qwen.service; enabled)\n"
         "     Active: failed (Result: signal) since Mon 2026-03-09 16:02:28 UTC; 2min ago\n"
         "   Main PID: 15462 (code=killed, signal=KILL)\n\n"
-        "Mar 09 16:02:27 llm-two python3[15462]: [2026-03-09 16:02:27 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
+        "Mar 09 16:02:27 llm-two python3[15462]: [2026-03-09 16:02:27 TP0] Scheduler hit an exception: Traceback (most recent "
+        "call last):\n"
         "Mar 09 16:02:27 llm-two python3[15462]: ValueError: Unknown speculative algorithm name: MTP\n"
     )
     said = judge_paste(status)
@@ -423,7 +424,9 @@ def test_a_matrix_tells_a_slow_gpu_and_an_impossible_figure() -> None:
 
 
 def nccl_row(bus: str, wrong: int) -> str:
-    return f"   536870912     134217728     float     sum      -1    42915   12.51   {bus}      {wrong}    42866   12.52   {bus}      0"
+    return (
+        f"   536870912     134217728     float     sum      -1    42915   12.51   {bus}    {wrong}   42866   12.52   {bus}    0"
+    )
 
 
 def test_nccl_tests_wrong_data_fails_and_slow_data_warns() -> None:
@@ -541,15 +544,13 @@ def test_a_long_log_is_streamed(tmp_path: Path) -> None:
     assert grown < 100, f"{grown:.0f} MiB for a log of {path.stat().st_size / 2**20:.0f} MiB"
 
 
-def test_stretches_part_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stretches_part_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     data = dmesg(MESSAGES * 3).encode()
-    from proofbook.signatures.streams import read_stretches
-    from proofbook.triage.sources import Source
-
     whole = judge_paste(data)
-    from proofbook.triage import _judge
-
-    small = _judge([Source("x", read_stretches(io.BytesIO(data), 200))], None, None)
+    path = tmp_path / "x"
+    path.write_bytes(data)
+    monkeypatch.setattr(sources, "STRETCH", 200)
+    small = triage([path])
     assert [(f.signature, f.count, f.caused_by) for f in small.findings] == [
         (f.signature, f.count, f.caused_by) for f in whole.findings
     ]

@@ -685,7 +685,7 @@ class Judging:
             self._fact(signature, match, groups, line, weight)
             return None
         device = self._device(groups) or line.device
-        code = groups.pop("code", "")
+        code = groups.pop("code", "") or groups.pop("code2", "")  # two ways to say it, in one pattern
         driver = groups.pop("driver", "")
         stated = groups.pop("count", "")
         if stated.isdigit() and signature.kind != "gap":

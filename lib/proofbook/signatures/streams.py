@@ -59,19 +59,19 @@ def judge_journal_json(
 
 def read_stretches(file: BinaryIO, size: int = CHUNK) -> Iterator[bytes]:
     """A file in stretches of whole lines; memory holds one stretch at a time. A longer line comes in one piece up to 64 MiB."""
-    rest = b""
-    while True:
-        block = file.read(size)
-        if not block:
-            if rest:
-                yield rest
+    rest, block = b"", file.read(size)
+    while block:
+        following = file.read(size)
+        if not following:
+            yield rest + block  # the last line, with or without its newline, stays with those before it
             return
         newline = block.rfind(b"\n")
         if newline < 0 and len(rest) < 4 * size:
             rest += block
-            continue
-        yield rest + block[: newline + 1]
-        rest = block[newline + 1 :]
+        else:
+            yield rest + block[: newline + 1]
+            rest = block[newline + 1 :]
+        block = following
 
 
 class Stream:

@@ -85,6 +85,12 @@ def _judge(sources: Iterable[Source], context: LogContext | None, year: int | No
     recognised = bool(findings or said.facts or said.benign or said.unknown_lines or reading.answers or reading.kinds.names())
     verdict = worst([Verdict.PASS, *(f.verdict for f in findings), *([said.unknown_verdict] if said.unknown_lines else [])])
     not_observable = list(said.not_observable)
+    starts = reading.server.starts
+    if starts and not any(s.complete for s in starts):
+        not_observable.append(
+            "with what the inference server was started: its arguments are not in the log, so whether speculation is meant to be "
+            "on cannot be seen"
+        )
     sentence = ""
     if not recognised:
         verdict, sentence = Verdict.UNKNOWN, _unrecognised(reading)
