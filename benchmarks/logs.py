@@ -1,4 +1,4 @@
-"""How fast a journal is judged, as ratios against the plain way: ``json.loads`` of every line and a loop of ``re.search``.
+"""How fast logs are judged, as ratios against the plain way: ``json.loads`` of every line and a loop of ``re.search``.
 
     python benchmarks/logs.py [LINES] [--engines hyperscan,re2,re]
 
@@ -19,7 +19,9 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 from proofbook.signatures import load
-from proofbook.signatures.streams import judge_journal_json
+from proofbook.signatures.prefilter import chunks, prefilter
+from proofbook.signatures.streams import judge_journal_json, judge_text
+from proofbook.triage import judge_paste
 
 SIGNATURES = load()
 FIELDS = {
@@ -66,6 +68,30 @@ def journal(lines: int, share: float = 0.002) -> bytes:
         stamp = {"__REALTIME_TIMESTAMP": str(1773072147000000 + i), "__MONOTONIC_TIMESTAMP": str(123456789 + i)}
         out.append(json.dumps({**stamp, **FIELDS, **own, "MESSAGE": message}))
     return ("\n".join(out) + "\n").encode()
+
+
+def kernel_log(lines: int, share: float = 0.002) -> bytes:
+    """A kernel log of so many lines, as dmesg prints them; ``share`` of them hold an example of some fault."""
+    pick = random.Random(2)
+    faults = [e for s in SIGNATURES for e in s.examples if s.kind == "fault" and s.sources == {"kernel"} and "NVRM: The" not in e]
+    out = []
+    for i in range(lines):
+        message = pick.choice(faults) if pick.random() < share else f"usb {i % 9}-{i % 7}: new high-speed USB device number {i}"
+        out.append(f"[{i / 100:12.6f}] {message}")
+    return ("\n".join(out) + "\n").encode()
+
+
+def plain_text(data: bytes) -> int:
+    """The plain way for text: try every pattern on every line."""
+    patterns = [s.pattern for s in SIGNATURES if "kernel" in s.sources and not s.id.startswith("xid-")]
+    patterns.append(SIGNATURES["xid-79"].pattern)
+    return sum(1 for line in data.decode().splitlines() for pattern in patterns if pattern.search(line[15:]))
+
+
+def filter_alone(data: bytes, engine: str) -> int:
+    """The pre-filter over the same buffer: nothing can be found faster that way."""
+    wanted = prefilter(SIGNATURES.anchors, engine)
+    return sum(1 for _, piece in chunks(data) for _ in wanted.lines(piece))
 
 
 def plain(data: bytes) -> Counter[str]:
@@ -127,11 +153,24 @@ def main() -> None:
         if missing:
             raise SystemExit(f"{engine} missed {sorted(missing)}")
         del said
+    show(rows, options.lines)
+    text, some = kernel_log(options.lines), kernel_log(min(options.plain_lines, options.lines))
+    print(f"\n{options.lines} plain kernel lines, {len(text) / options.lines:.0f} bytes a line")
+    rows = [("re.search of every pattern", timed(lambda: plain_text(some))[0] * scale)]
+    for engine in options.engines.split(","):
+        judge_text(text[:10_000], engine=engine)
+        rows.append((f"pre-filter alone, {engine}", timed(lambda engine=engine: filter_alone(text, engine))[0]))  # type: ignore[misc]
+        rows.append((f"proofbook, {engine}", timed(lambda engine=engine: judge_text(text, engine=engine))[0]))  # type: ignore[misc]
+    rows.append(("proofbook triage (any mixture)", timed(lambda: judge_paste(text))[0]))
+    show(rows, options.lines)
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"most memory: {most:.0f} MiB, of which the logs themselves {(len(data) + len(text)) / 2**20:.0f} MiB")
+
+
+def show(rows: list[tuple[str, float]], lines: int) -> None:
     base = rows[0][1]
     for name, seconds in rows:
-        print(f"{name:50} {seconds:8.2f} CPU s {options.lines / seconds:12,.0f} lines/s {base / seconds:7.1f} ×")
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"most memory: {most:.0f} MiB, of which the journal itself {len(data) / 2**20:.0f} MiB")
+        print(f"{name:50} {seconds:8.2f} CPU s {lines / seconds:12,.0f} lines/s {base / seconds:7.1f} ×")
 
 
 if __name__ == "__main__":

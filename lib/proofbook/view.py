@@ -34,6 +34,7 @@ __all__ = [
     "plan_html",
     "plan_text",
     "shown",
+    "spans_png",
     "table",
     "table_html",
     "table_text",
@@ -395,6 +396,37 @@ def timeline_png(steps: Sequence[Mapping[str, Any]], *, title: str = "") -> byte
         axes.invert_yaxis()
         axes.margins(x=0.2)
     axes.set_xlabel("minutes since the first step")
+    axes.set_title(title, fontsize=10, loc="left")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=110)
+    return out.getvalue()
+
+
+def spans_png(spans: Sequence[Mapping[str, Any]], *, axis: str, title: str = "") -> bytes:
+    """A picture of when things were so (PNG), one row each, in the order given.
+
+    ``spans`` have ``title``, ``start`` and ``end`` (numbers on the ``axis``), ``note``, and a ``verdict`` or none. A span of no
+    length is a mark. The verdict is written beside each row too: no meaning hangs on a colour.
+    """
+    import io
+
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 0.9 + 0.35 * max(len(spans), 1)), layout="constrained")
+    axes = figure.subplots()
+    for row, span in enumerate(spans):
+        verdict = Verdict(span["verdict"]) if span.get("verdict") else None
+        colour = _COLOURS[verdict] if verdict else "#3b5b8c"
+        axes.plot([span["start"], span["end"]], [row, row], color=colour, linewidth=6, solid_capstyle="butt")
+        axes.plot([span["start"]], [row], marker="D", color=colour, markersize=6)
+        said = f"{SIGNS[verdict]} {span.get('note', '')}" if verdict else span.get("note", "")
+        axes.annotate(said, (span["end"], row), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.set_yticks(range(len(spans)), [textwrap.shorten(str(s["title"]), 46) for s in spans], fontsize=8)
+    axes.set_ylim(len(spans) - 0.4, -0.6)
+    axes.margins(x=0.25)
+    axes.set_xlabel(axis)
     axes.set_title(title, fontsize=10, loc="left")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import lru_cache
 from itertools import islice
 
 from proofbook.model import Suggested, Verdict, pci_address, worst
@@ -49,6 +50,12 @@ class LogLine:
     source: str = "kernel"
     n: int = 0
     device: str = ""  # the PCI address that the lines around it name, where the line itself does not
+
+    def at(self, n: int) -> LogLine:
+        """The same line at its place in the log. (dataclasses.replace does it too, at several times the cost.)"""
+        return LogLine(
+            self.text, self.monotonic_s, self.time, self.unit, self.boot_id, self.invocation, self.source, n, self.device
+        )
 
 
 @dataclass(frozen=True)
@@ -327,6 +334,7 @@ class Judging:
         self.signatures = signatures
         self.context = context
         self._listen = listen
+        self._join_words = tuple({anchor for join in signatures.joins for anchor in join.anchors})
         self._groups: dict[tuple[str, str, str, str], _Group] = {}
         self._pending: dict[str, _Group] = {}  # initialisation messages that name no device yet
         self._pending_index: set[str] = set()
@@ -367,7 +375,7 @@ class Judging:
             for line in batch:
                 n = line.n or n + 1
                 if self._in_scope(line):
-                    ours.append(line if line.n else replace(line, n=n))
+                    ours.append(line if line.n else line.at(n))
             if ours and not total:
                 self.begins_with(ours[0])
             total += len(ours)
@@ -381,7 +389,7 @@ class Judging:
         """One more line. ``hint``: the anchors that the pre-filter saw in it (None: not filtered)."""
         self._n = line.n or self._n + 1
         if line.n != self._n:
-            line = replace(line, n=self._n)
+            line = line.at(self._n)
         if not self._in_scope(line):
             return
         if "\n" in line.text:
@@ -512,14 +520,15 @@ class Judging:
 
     def _learn(self, text: str) -> None:
         """Which devices are GPUs, which are surely not, and which port is above which bus."""
-        bridge = _BRIDGE.search(text)
+        # WHY: of a long log most lines hold none of these words, and looking for a word is far cheaper than for a pattern.
+        bridge = _BRIDGE.search(text) if "[bus " in text else None
         if bridge:
             self.learn_bridge(bridge["pci"], int(bridge["first"], 16), int(bridge["last"] or bridge["first"], 16))
             return
-        reported = _REPORTED.search(text)
+        reported = _REPORTED.search(text) if "AER: " in text else None
         if reported:
             self._reported.add((reported["port"], reported["pci"]))
-        found = _CLASS.search(text)
+        found = _CLASS.search(text) if "] type " in text else None
         if found:
             address = found["pci"]
             # WHY: 0x03 is the display class; a BMC's VGA device is one too, so the vendor decides.
@@ -528,7 +537,7 @@ class Judging:
             else:
                 self._others.setdefault(address, f"class 0x{found['class']}")
             return
-        nvidia = _NVRM_DEVICE.search(text)
+        nvidia = _NVRM_DEVICE.search(text) if "NVRM: " in text or text.startswith("nvidia ") else None
         if nvidia:
             address = _address(next(g for g in nvidia.groups() if g))
             if address:
@@ -537,6 +546,11 @@ class Judging:
         other = _OTHER_DRIVER.match(text)
         if other and other["driver"] not in _NO_OWNER:
             self._others[other["pci"]] = other["driver"]
+
+    def answered(self, line: LogLine) -> None:
+        """The server's health endpoint answered here; told from outside, because such lines are too many to judge one by one."""
+        if self._healthy is None or line.n > self._healthy.n:
+            self._healthy = line
 
     def learn_bridge(self, port: str, first: int, last: int) -> None:
         """Told by the kernel at boot, or by lspci: these buses are below this port."""
@@ -577,12 +591,13 @@ class Judging:
     # ------------------------------------------------------------------------------- messages over several lines
 
     def _expire(self, line: LogLine) -> None:
-        for key in [k for k, o in self._open.items() if line.n - o.last_n > JOIN_LINES]:
-            self._close(key)
+        if self._open:
+            for key in [k for k, o in self._open.items() if line.n - o.last_n > JOIN_LINES]:
+                self._close(key)
 
     def _joined(self, line: LogLine) -> bool:
         """Take the line into a message that is split over lines, if it begins or continues one."""
-        if line.source not in ("kernel", ""):
+        if line.source not in ("kernel", "") or not any(word in line.text for word in self._join_words):
             return False
         for join in self.signatures.joins:
             if not any(a in line.text for a in join.anchors):
@@ -607,6 +622,8 @@ class Judging:
 
     def _in_traceback(self, line: LogLine) -> bool:
         """Follow a Python traceback to its last line; that line names the error."""
+        if not self._traceback:
+            return False
         key = f"{line.unit or ''}|{line.invocation or ''}|{line.boot_id or ''}"
         under_way = self._traceback.get(key)
         if under_way is None or line.source not in ("service", ""):
@@ -632,7 +649,8 @@ class Judging:
     # ---------------------------------------------------------------------------------------------- judging
 
     def _judge_text(self, line: LogLine, weight: int, hint: Iterable[str] | None) -> None:
-        self._note_suppression(line)
+        if " callbacks suppressed" in line.text:
+            self._note_suppression(line)
         found = self.signatures.match(line.text, line.source, hint)
         real = [f for f in found if f[0].kind != "benign"] or found
         if not line.source and any(s.sources == _KERNEL for s, _ in real):
@@ -647,7 +665,7 @@ class Judging:
         if not real:
             self._perhaps_unknown(line, weight)
             self._opens_traceback(line, None)
-        named = _INIT_NAMED.search(line.text)
+        named = _INIT_NAMED.search(line.text) if "dapter failed" in line.text or "_adapter" in line.text else None
         if named and _address(named["pci"]):
             self._adopt(_address(named["pci"]), line)
 
@@ -720,8 +738,6 @@ class Judging:
         boot.fields.setdefault(signature.id, {}).update(groups)
         if signature.id == "sglang-args":
             self._started_at = line.n
-        if signature.id == "http-health-ok":
-            self._healthy = line
         if "accept" in signature.tags:
             accepted = _ACCEPT.search(line.text)
             if accepted:
@@ -1067,6 +1083,7 @@ _SEVERITY = tuple(Suggested)
 _RANK = {"fault": 0, "consequence": 1, "detail": 2, "gap": 3, "fact": 4, "benign": 5}
 
 
+@lru_cache(maxsize=4096)
 def _address(text: str) -> str:
     """A PCI address, normalised; ``""`` for what is none, as the stump of a line that was cut."""
     try:

@@ -7,7 +7,7 @@ held against the exact patterns. The first and the last line are always read, fo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from proofbook.signatures.catalog import SignatureSet, load
@@ -134,7 +134,7 @@ class Stream:
 
     def text(self, raw: bytes, n: int, anchors: tuple[str, ...] | None) -> None:
         line = read_line(raw.decode("utf-8", "backslashreplace"), self.year)
-        self.judging.feed(replace(line, n=n), anchors)
+        self.judging.feed(line.at(n), anchors)
 
     def journal(self, raw: bytes, n: int, anchors: tuple[str, ...] | None) -> None:
         if not raw.strip():
@@ -149,7 +149,7 @@ class Stream:
             return
         # WHY: anchors hold nothing that JSON escapes, so a plain message shows all of its anchors in the raw line.
         plain = anchors is not None and not any(a in JOURNAL_ALWAYS for a in anchors)
-        self.judging.feed(replace(line, n=n), anchors if plain else None)
+        self.judging.feed(line.at(n), anchors if plain else None)
 
     def finish_ends(self) -> None:
         ends = self.ends

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 
 from proofbook.signatures import LogContext, LogLine, SignatureSet
 from proofbook.signatures.formats import read_export_entry, read_line
@@ -27,6 +26,9 @@ _PROMPT = re.compile(
     r"(?:dmesg|journalctl|cat|tail|grep|zgrep|less|nvidia-smi|lspci|systemctl|docker|kubectl|pct)\b"
 )
 _SECTIONS = ("____________________________________________", "dmesg", "journalctl")
+#: Questions that the web server's own process answers, whatever became of the scheduler.
+_HEALTH = (b"GET /health", b"GET /get_model_info", b"GET /model_info", b"GET /v1/models")
+_ANSWERED = re.compile(rb"GET /(?:health|get_model_info|model_info|v1/models)[^\n]{0,80}?\\?\" 200")
 #: Where programs and container engines that log JSON put the message.
 _MESSAGES = ("log", "message", "msg")
 _QUOTE = re.compile(r"^(?:> ?|`{1,3})+")
@@ -44,6 +46,7 @@ class Reading(Stream):
         self.answers = 0  # of tools, that were found in it
         self._entry_end = -1
         self._sections = 0
+        self._export_from = -1  # where journald's export format begins in this stretch
         self._base = 0  # lines before this stretch
         self._regions: list[tuple[Region, list[str]]] = []
         self._region_end = 0
@@ -67,11 +70,13 @@ class Reading(Stream):
     def piece(self, data: bytes) -> None:
         """A stretch: its regions first become statements, then the filter's lines are read in their order."""
         self._base = self.ends.lines
+        self._export_from = data.find(b"__CURSOR=")
         self._regions = [(r, lines_of(data, r)) for r in find_regions(data)]
         self.answers += len(self._regions)
         self._entry_end = min(self._entry_end, 0)
         super().piece(data)
         self._tell_regions(data, len(data) + 1)
+        self._last_answer(data)
 
     def read(self, data: bytes, start: int, end: int, n: int, anchors: tuple[str, ...] | None) -> None:
         self._tell_regions(data, start)
@@ -82,7 +87,7 @@ class Reading(Stream):
             self._section()
         elif raw.lstrip(b"\x1e ").startswith((b"{", b"data: {")):
             self._json_line(raw, n, anchors)
-        elif data.startswith((b"__CURSOR=", b"__REALTIME")) or b"\n__CURSOR=" in data[max(0, start - 65536) : start]:
+        elif 0 <= self._export_from < start:
             self._export(data, start, end, n, anchors)
         else:
             self._paste(raw, n, anchors)
@@ -98,6 +103,16 @@ class Reading(Stream):
                 self.judging.feed(line)
         if before > len(data):
             self._region_end = 0
+
+    def _last_answer(self, data: bytes) -> None:
+        """The last time in this stretch that a health endpoint said 200: a busy server prints thousands of such lines."""
+        at = max(data.rfind(word) for word in _HEALTH)
+        if at >= 0:
+            start, end = data.rfind(b"\n", 0, at) + 1, data.find(b"\n", at)
+            raw = data[start : end if end >= 0 else len(data)]
+            if _ANSWERED.search(raw):
+                line = read_line(raw.decode("utf-8", "backslashreplace"), self.year)
+                self.judging.answered(line.at(self._base + data.count(b"\n", 0, start) + 1))
 
     def _section(self) -> None:
         self._sections += 1
@@ -115,7 +130,7 @@ class Reading(Stream):
             return
         texts = [fields[k] for k in _MESSAGES if isinstance(fields.get(k), str)] if isinstance(fields, dict) else []
         if texts:
-            self.judging.feed(replace(read_line(texts[0].rstrip("\n"), self.year), n=n), None)
+            self.judging.feed(read_line(texts[0].rstrip("\n"), self.year).at(n), None)
         else:
             self._paste(raw, n, None)
 
@@ -124,13 +139,12 @@ class Reading(Stream):
         if start < self._entry_end:
             return
         begin = data.rfind(b"__CURSOR=", 0, end)
-        begin = data.rfind(b"\n\n", 0, start) + 2 if begin < 0 else begin
         finish = data.find(b"\n\n__CURSOR=", end)
         finish = len(data) if finish < 0 else finish
         self._entry_end = finish
         line = read_export_entry(data[begin:finish])
         if line is not None:
-            self.judging.feed(replace(line, n=n), None)
+            self.judging.feed(line.at(n), None)
 
     def finish_ends(self) -> None:
         """Whether a source was cut is told by how its last line reads; a missing newline alone is a matter of the editor."""
@@ -147,7 +161,7 @@ class Reading(Stream):
             self._section()
             return
         line = read_line(text, self.year)
-        self.judging.feed(replace(line, n=n), anchors)
+        self.judging.feed(line.at(n), anchors)
 
 
 _BEGUN = re.compile(r"\[[ \d.]*$|^\[\s*\d+\.\d+\] ?$|[,(\[{=:/-]$|\b0x$|\(PCI:[0-9a-fA-F:.]*$|^\w{3} +\d+ [\d:]*$")

@@ -1,10 +1,10 @@
-"""A triage for a terminal: verdict, findings with causes first, what the log cannot show, what nobody knows, and how an
-inference server started.
+"""A triage for a terminal and for a notebook: verdict, findings with causes first, what the log cannot show, what nobody knows,
+and how an inference server started.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
@@ -12,12 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from proofbook.model import Verdict
-from proofbook.signatures import SignatureFinding
+from proofbook.signatures import Moment, SignatureFinding
 from proofbook.signatures.sglang import Start
 from proofbook.triage import Triage, moment_text
-from proofbook.view import SIGNS, duration_text
+from proofbook.view import SIGNS, Picture, Shown, duration_text, spans_png, table
 
-__all__ = ["rendered", "start_rows", "write"]
+__all__ = ["configuration", "findings", "gaps", "picture", "rendered", "start_picture", "start_rows", "start_table", "write"]
 
 _STYLE = {Verdict.FAIL: "bold red", Verdict.UNKNOWN: "bold magenta", Verdict.WARN: "bold yellow", Verdict.PASS: "bold green"}
 _MOST = 40
@@ -118,3 +118,90 @@ def _start(start: Start, n: int, of: int) -> Iterator[RenderableType]:
             table.add_row(escape(name), escape(value))
         yield Text("")
         yield table
+
+
+# ------------------------------------------------------------------------------------------------ in a notebook
+
+
+def findings(said: Triage) -> Shown:
+    """The findings as a table, causes first."""
+    rows = [
+        (
+            f"{SIGNS[f.verdict]} {f.verdict}",
+            f"{'└ ' if f.caused_by else ''}{f.signature}",
+            f.device or f.unit,
+            f"{'at least ' if f.at_least else ''}{f.count}",
+            f.reason.removeprefix(f"{f.device or f.unit}: "),
+            f.what_to_do or f.action.value,
+        )
+        for f in said.findings
+    ]
+    columns = ("verdict", "signature", "about", "lines", "what it means", "what to do")
+    return table(
+        columns, rows, title=f"{SIGNS[said.verdict]} {said.verdict}: {said.sentence}", note=f"read: {', '.join(said.kinds)}"
+    )
+
+
+def gaps(said: Triage) -> Shown:
+    """What the log cannot show, and lines that nobody knows."""
+    rows = [("cannot be seen", x) for x in said.not_observable] + [("nobody knows", x) for x in said.unknown_samples]
+    return table(("kind", "what"), rows or [("", "nothing is left open")], title="What this log does not tell")
+
+
+def picture(said: Triage) -> Picture:
+    """The findings over time: UTC or seconds since the boot where all of them have it, else the lines of the log."""
+    shown = [f for f in said.findings if f.first.n]
+    axis, place = _axis(shown)
+    spans = [
+        {
+            "title": f"{'└ ' if f.caused_by else ''}{f.signature}{f' {f.device}' if f.device else ''}",
+            "start": place(f.first),
+            "end": place(f.last),
+            "note": f"{'≥ ' if f.at_least else ''}{f.count}",
+            "verdict": f.verdict.value,
+        }
+        for f in shown
+    ]
+    words = [f"{s['title']}: {s['start']:g} to {s['end']:g} ({s['note']})" for s in spans]
+    return Picture(spans_png(spans, axis=axis, title=said.sentence), "\n".join([axis, *words]))
+
+
+def _axis(shown: list[SignatureFinding]) -> tuple[str, Callable[[Moment], float]]:
+    moments = [m for f in shown for m in (f.first, f.last)]
+    times = [m.time for m in moments if m.time is not None]
+    if times and len(times) == len(moments):
+        origin = min(times)
+        return f"seconds since {origin:%Y-%m-%d %H:%M:%S} UTC", lambda m: (m.time - origin).total_seconds() if m.time else 0.0
+    if moments and all(m.monotonic_s is not None for m in moments):
+        return "seconds since the boot", lambda m: m.monotonic_s or 0.0
+    return "line of the log", lambda m: float(m.n)
+
+
+def start_table(start: Start) -> Shown:
+    """The milestones of a server's start."""
+    return table(
+        ("step", "after", "took", "detail"), start_rows(start), title=f"SGLang start{'' if start.ready else ', not ready'}"
+    )
+
+
+def configuration(start: Start) -> Shown:
+    """With what the server really runs."""
+    return table(("effective configuration", "value"), start.effective())
+
+
+def start_picture(start: Start) -> Picture:
+    """The milestones over time."""
+    steps = [m for m in sorted(start.milestones.values(), key=lambda m: m.line) if m.begun]
+    origin = min((m.begun for m in steps if m.begun), default=None)
+    spans = [
+        {
+            "title": m.title,
+            "start": (m.begun - origin).total_seconds(),
+            "end": ((m.ended or m.begun) - origin).total_seconds(),
+            "note": m.detail,
+        }
+        for m in steps
+        if m.begun and origin
+    ]
+    words = [f"{s['title']}: {s['start']:g} to {s['end']:g} s" for s in spans]
+    return Picture(spans_png(spans, axis="seconds since the first step", title="How the server started"), "\n".join(words))
