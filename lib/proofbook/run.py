@@ -490,11 +490,8 @@ class Run:
             approved = plan.digest if approver else ""
         if not approved:
             declined = self._person is not None  # somebody was there and said no
-            self._say(
-                "gate",
-                {"digest": plan.digest, "decision": "waiting", "approver": "", "how": how if declined else "", "text": plan.title},
-                durable=True,
-            )
+            waiting = {"digest": plan.digest, "decision": "waiting", "approver": "", "how": how if declined else ""}
+            self._say("gate", {**waiting, "text": plan.title}, durable=True)
             if declined:
                 raise StoppedAtGate(
                     f"{plan.title} was not approved; {plan.host.hostname} was left as it is",

@@ -238,10 +238,7 @@ def plan_html(plan: Plan) -> str:
         ("Cannot be undone", listed(plan.cannot_undo, "all of it can be undone")),
         (
             "Taken back by",
-            listed(
-                [action(a.what, a.argv) for a in plan.undo],
-                "nothing takes it back" if plan.cannot_undo else "nothing to take back",
-            ),
+            listed([action(a.what, a.argv) for a in plan.undo], no_way_back),
         ),
         ("Expected time", Markup(escape(duration_text(plan.expected_s)))),
         ("Digest", Markup("<code>{}</code>").format(plan.digest)),

@@ -147,9 +147,7 @@ class Hardware:
     def live_gpus(self) -> list[Gpu]:
         """The GPUs whose device is present and bound to nvidia, by PCI address."""
         return [
-            self.gpus[a]
-            for a in sorted(self.gpus)
-            if a in self.pci and self.pci[a].present and self.pci[a].driver == "nvidia"
+            self.gpus[a] for a in sorted(self.gpus) if a in self.pci and self.pci[a].present and self.pci[a].driver == "nvidia"
         ]
 
     def driver_loaded(self) -> bool:
