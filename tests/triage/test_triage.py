@@ -13,10 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from proofbook.errors import BadParameter
 from proofbook.model import Verdict
-from proofbook.signatures import SignatureFinding
+from proofbook.signatures import SignatureFinding, load
 from proofbook.triage import Triage, judge_paste, sources, triage
 from proofbook.triage.reading import cut_off
 from proofbook.triage.recognise import kind_of
@@ -510,7 +512,8 @@ def test_the_command_prints_one_json_value_last_and_exits_by_the_verdict() -> No
     assert done.returncode == 1
     assert set(said) == {"verdict", "findings", "not_observable", "unknown_lines"}
     assert set(said["findings"][0]) == {
-        "signature", "verdict", "device", "count", "at_least", "first", "last", "root", "caused_by", "reason", "action", "code", "lines",
+        "signature", "verdict", "device", "count", "at_least", "first", "last", "root", "caused_by", "reason", "action", "code",
+        "lines",
     }  # fmt: skip
     assert run("-", stdin="prose").returncode == 4
     assert run("-", stdin="usb 1-1: new device").returncode == 0
@@ -554,3 +557,67 @@ def test_stretches_part_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert [(f.signature, f.count, f.caused_by) for f in small.findings] == [
         (f.signature, f.count, f.caused_by) for f in whole.findings
     ]
+
+
+# ------------------------------------------------------------------------------------------------------- hostile text
+
+EXAMPLES = [example for signature in load() for example in signature.examples]
+
+
+@pytest.mark.parametrize("keep", [0.15, 0.4, 0.6, 0.8, 0.95])
+def test_stumps_of_every_known_line_are_no_trouble(keep: float) -> None:
+    stumps = [x[: int(len(x) * keep)] for x in EXAMPLES]
+    said = judge_paste("\n".join(f"[{i:5d}.000000] {x}" for i, x in enumerate(stumps)))
+    assert said.lines == len(stumps)
+    assert judge_paste("\n".join(stumps)).lines == len(stumps)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.one_of(st.sampled_from(EXAMPLES), st.text(max_size=60)), max_size=25), st.sampled_from(["\n", "\r\n", "\n\n"]))
+def test_any_mixture_comes_to_a_verdict(lines: list[str], end: str) -> None:
+    said = judge_paste(end.join(lines))
+    json.dumps(said.as_json())
+    assert said.verdict in (Verdict.PASS, Verdict.WARN, Verdict.UNKNOWN, Verdict.FAIL)
+    assert {f.caused_by for f in said.findings} - {None} <= {f.signature for f in said.findings}
+    assert all(f.root == (f.caused_by is None) for f in said.findings if f.kind != "gap")
+
+
+@given(st.binary(max_size=400))
+@settings(max_examples=60, deadline=None)
+def test_any_bytes_come_to_a_verdict(data: bytes) -> None:
+    judge_paste(data)
+
+
+@pytest.mark.parametrize("sample", sorted((Path(__file__).parents[1] / "samples").glob("*.*")), ids=lambda p: p.name)
+def test_answers_of_machines_are_read_to_their_end(sample: Path) -> None:
+    said = triage([sample])
+    broken = (
+        "lost",
+        "mismatch",
+        "needs_reset",
+        "vfio",
+        "lspci_Dnnk",
+    )  # a GPU for a virtual machine is "not called"; one reads ff
+    assert (said.verdict is Verdict.FAIL) == any(word in sample.name for word in broken)
+
+
+DOCKER = '{"log":"%s\\n","stream":"stderr","time":"2026-03-09T16:02:28.123456789Z"}\n'
+
+
+def test_logs_of_containers_are_unwrapped() -> None:
+    text = "[2026-03-09 16:02:28 TP0] Scheduler hit an exception: Traceback (most recent call last):"
+    for wrapped in (DOCKER % text, f"2026-03-09T16:02:28.123456789Z {text}\n", f"sglang-1  | {text}\n"):
+        assert ids(judge_paste(wrapped)) == ["sglang-scheduler-exception"]
+
+
+def test_xml_of_nvidia_smi_names_its_gpu() -> None:
+    xml = (
+        '<?xml version="1.0" ?>\n<nvidia_smi_log>\n\t<gpu id="00000000:41:00.0">\n'
+        "\t\t<gpu_recovery_action>Reset</gpu_recovery_action>\n"
+        "\t\t<max_link_width>16x</max_link_width>\n\t\t<current_link_width>8x</current_link_width>\n\t</gpu>\n</nvidia_smi_log>\n"
+    )
+    said = judge_paste(xml)
+    assert {(f.signature, f.device) for f in said.findings} == {
+        ("smi-requires-reset", "0000:41:00.0"),
+        ("smi-link-width", "0000:41:00.0"),
+    }
