@@ -191,6 +191,16 @@ def test_a_quiet_log_passes() -> None:
     assert (said.verdict, said.exit_code) == (Verdict.PASS, 0)
 
 
+def test_a_paragraph_that_quotes_messages_says_nothing_itself() -> None:
+    paragraph = (
+        "The absence of error messages is itself significant. There was no CUDA out of memory, no failure to load the draft "
+        "model, no assertion from speculative decoding, and the line Uvicorn running on socket shows that the server listens, "
+        "so that we may hope that all is well with it from now on.\n"
+    )
+    assert judge_paste(paragraph).verdict is Verdict.UNKNOWN
+    assert judge_paste(paragraph + XID79).verdict is Verdict.FAIL
+
+
 def test_prose_around_a_line_does_not_hide_it() -> None:
     assert ids(judge_paste(f"Hi, since noon we see this:\n\n    {XID79}\n\nAny idea?\n")) == ["xid-79"]
 

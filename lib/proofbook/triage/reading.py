@@ -13,7 +13,7 @@ from proofbook.signatures import LogContext, LogLine, SignatureSet
 from proofbook.signatures.formats import read_export_entry, read_line
 from proofbook.signatures.sglang import ServerLog
 from proofbook.signatures.streams import Stream
-from proofbook.triage.recognise import Recogniser
+from proofbook.triage.recognise import Recogniser, kind_of
 from proofbook.triage.regions import ANCHORS, Region, find_regions, lines_of
 from proofbook.triage.sources import Source
 
@@ -161,7 +161,17 @@ class Reading(Stream):
             self._section()
             return
         line = read_line(text, self.year)
+        if not line.source and is_prose(text):
+            return
         self.judging.feed(line.at(n), anchors)
+
+
+def is_prose(text: str) -> bool:
+    """Whether a line is a paragraph that somebody wrote about logs: words that it quotes were not said by a machine here.
+
+    Messages without a time or a program before them are shorter, or begin in a way that is known.
+    """
+    return len(text) > 240 and not kind_of(text) and sum(word.isalpha() for word in text.split()) >= 30
 
 
 _BEGUN = re.compile(r"\[[ \d.]*$|^\[\s*\d+\.\d+\] ?$|[,(\[{=:/-]$|\b0x$|\(PCI:[0-9a-fA-F:.]*$|^\w{3} +\d+ [\d:]*$")
