@@ -229,7 +229,9 @@ class Screen:
     def _on_table(self, data: Mapping[str, Any]) -> None:
         from IPython.display import display
 
-        told = table(data["columns"], data["rows"], title=data["title"], note=data["note"])
+        # What changed is the news; it must not stand below thirty rows that did not.
+        rows = sorted(data["rows"], key=lambda row: row[-1] == "same")
+        told = table(data["columns"], rows, title=data["title"], note=data["note"])
         display(told)  # type: ignore[no-untyped-call]
 
     def _on_run_closing(self, _data: Mapping[str, Any]) -> None:

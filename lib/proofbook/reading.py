@@ -163,19 +163,19 @@ class Reading:
         known = {e["id"]: e for e in self.record.evidence}
         told = [f"{finding['verdict']} · {finding['check']} · {finding['subject'] or self.record.host}: {finding['reason']}"]
         told += ["It rests on:" if finding["evidence"] else "It rests on no command."]
-        wanted = finding["lines"] or [finding["subject"]]
         for number in finding["evidence"]:
-            told += self._told(known[number], [w for w in wanted if w])
+            told += self._told(known[number], finding)
         return _text("\n".join(told))
 
-    def _told(self, evidence: Mapping[str, Any], wanted: Sequence[str]) -> Iterator[str]:
+    def _told(self, evidence: Mapping[str, Any], finding: Mapping[str, Any]) -> Iterator[str]:
+        wanted = [w for w in finding["lines"] or [finding["subject"]] if w]
         ended = "ran past its deadline" if evidence["timed_out"] else f"exit status {evidence['exit_status']}"
         path = evidence["stdout_file"] or evidence["stderr_file"]
         yield f"{evidence['id']}  {evidence['started_at'][:19].replace('T', ' ')} UTC  $ {_argv(evidence['argv'])}"
         yield f"       {ended}; {path or 'it printed nothing'}"
         if path:
             lines = (self.folder / path).read_text("utf-8", errors="replace").splitlines()
-            yield from (f"       | {line}" for line in _around(lines, wanted))
+            yield from (f"       | {line}" for line in _around(lines, wanted) or _short(lines if not finding["lines"] else ()))
 
     @property
     def before_after(self) -> Shown:
@@ -252,7 +252,7 @@ def _says(finding: Mapping[str, Any], words: str) -> bool:
 
 
 def _around(lines: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """The first lines that hold something wanted, cut to what stands around it; all of a short output that holds nothing."""
+    """The first lines that hold something wanted, cut to what stands around it."""
     cut = []
     for number, line in enumerate(lines):
         at = next((line.find(w) for w in wanted if w in line), -1)
@@ -262,7 +262,12 @@ def _around(lines: Sequence[str], wanted: Sequence[str]) -> list[str]:
             lines[number + 1] if number + 1 < len(lines) and lines[number + 1].startswith("|") else ""
         )  # of a file that was read
         cut.append(_cut(line, at) + (f"  {value}" if value else ""))
-    return cut[:_LINES] if cut else [_cut(line, 0) for line in lines] if len(lines) <= _LINES else []
+    return cut[:_LINES]
+
+
+def _short(lines: Sequence[str]) -> list[str]:
+    """All of an output that is short; nothing of a long one."""
+    return [_cut(line, 0) for line in lines] if len(lines) <= _LINES else []
 
 
 def _cut(line: str, at: int) -> str:

@@ -16,22 +16,37 @@ import json
 import os
 import re
 import stat
+import textwrap
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from markupsafe import Markup, escape
 
 from proofbook.errors import RecordError, Sealed
 from proofbook.journal import JOURNAL, MANIFEST, Journal, JournalReading, Writer, parse_journal, plain, read_journal
-from proofbook.model import RunStatus, Verdict, exit_code, worst
+from proofbook.model import Plan, RunStatus, Verdict, exit_code, worst
 from proofbook.redact import Hit, Redactor
-from proofbook.view import SIGNS, VERDICTS, duration_text, findings_text, shown, table_html, worst_first
+from proofbook.view import (
+    SIGNS,
+    VERDICTS,
+    duration_text,
+    findings_html,
+    findings_text,
+    plan_html,
+    plan_text,
+    shown,
+    table_html,
+    table_text,
+    worst_first,
+)
 
 __all__ = ["PARTIAL", "SCHEMA", "Keeper", "RunRecord", "from_events", "load_record", "render", "seal"]
 
@@ -42,7 +57,7 @@ QUARANTINE = ".quarantine"
 
 #: The most of one output that is shown in the HTML and in the notebook; the rest is in its evidence file.
 SHOWN_IN_HTML = 12 * 1024
-SHOWN_IN_NOTEBOOK = 64 * 1024
+SHOWN_IN_NOTEBOOK = 12 * 1024
 
 Event = Mapping[str, Any]
 
@@ -731,7 +746,11 @@ def _notebook(record: RunRecord, events: Sequence[Event], excerpts: _Excerpts) -
         )
     for step, inner in _by_step(events):
         markdown(f"## {step['step']} · {_markdown_text(step['title'])}")
-        code(step["step"], f"# {step['verb']} · {step['key']}", list(_outputs(inner, excerpts)))
+        code(
+            step["step"],
+            f"# {textwrap.shorten(step['verb'] + ' · ' + step['key'], 120, placeholder=' …')}",
+            list(_outputs(inner, excerpts)),
+        )
     for note in record.notes:
         if note["kind"] in ("operator", "note"):
             markdown(f"### {_markdown_text(note['title'] or 'Operation note')}\n\n{_markdown_text(note['text'])}")
@@ -770,21 +789,32 @@ def _outputs(events: Sequence[Event], excerpts: _Excerpts) -> Iterator[dict[str,
     if said:
         yield {"output_type": "stream", "name": "stdout", "text": said}
     if findings:
-        from proofbook.view import findings_html
-
-        data = {"text/html": findings_html(findings), "text/plain": findings_text(findings)}
-        yield {"output_type": "display_data", "metadata": {}, "data": data}
+        yield _display(findings_html(findings), findings_text(findings))
     for event in events:
         data = event["data"]
-        if event["event"] == "evidence":
-            yield {"output_type": "stream", "name": "stdout", "text": _evidence_text(data, excerpts)}
+        if event["event"] == "plan":
+            with suppress(msgspec.ValidationError):  # a plan of another version: the line above names it, and record.json has it
+                plan = msgspec.convert(data, Plan)
+                yield _display(plan_html(plan), plan_text(plan))
         elif event["event"] == "table":
-            html = table_html(data["columns"], data["rows"], title=data["title"], note=data.get("note", ""))
-            text = "\n".join("\t".join(shown(v) for v in row) for row in [data["columns"], *data["rows"]])
-            yield {"output_type": "display_data", "metadata": {}, "data": {"text/html": html, "text/plain": text}}
+            told: dict[str, Any] = {"title": data["title"], "note": data.get("note", "")}
+            yield _display(table_html(data["columns"], data["rows"], **told), table_text(data["columns"], data["rows"], **told))
         elif event["event"] == "step.ended" and data.get("outcome") == "failed":
             error = str(data.get("error") or "failed")
             yield {"output_type": "error", "ename": "StepFailed", "evalue": error, "traceback": error.splitlines()}
+    kept = [_evidence_told(e["data"], excerpts) for e in events if e["event"] == "evidence"]
+    if kept:
+        # WHY: what was concluded stands in the open, what it rests on is one click away; folded, a step fits on a screen.
+        folded = Markup(
+            '<details><summary style="cursor:pointer;overflow-wrap:anywhere">{}</summary>'
+            '<pre style="white-space:pre-wrap">{}</pre></details>'
+        )
+        html = Markup("").join(folded.format(head, text) for head, text in kept)
+        yield _display(html, f"{len(kept)} outputs are kept: {', '.join(head.split(' · ')[0] for head, _text in kept)}")
+
+
+def _display(html: str, text: str) -> dict[str, Any]:
+    return {"output_type": "display_data", "metadata": {}, "data": {"text/html": str(html), "text/plain": text}}
 
 
 def _spoken(event: str, data: Mapping[str, Any]) -> str:
@@ -814,17 +844,16 @@ def _spoken(event: str, data: Mapping[str, Any]) -> str:
             return ""
 
 
-def _evidence_text(data: Mapping[str, Any], excerpts: _Excerpts) -> str:
+def _evidence_told(data: Mapping[str, Any], excerpts: _Excerpts) -> tuple[str, str]:
+    """One command in a line, and what it printed (an excerpt of it, if that is long)."""
     ended = "no exit status" if data["exit_status"] is None else f"exit status {data['exit_status']}"
-    text = f"── {data['id']} · {_argv_text(data['argv'])} · {ended} · {data['duration_s']:.3f} s\n"
+    head = f"{data['id']} · {_argv_text(data['argv'])} · {ended} · {data['duration_s']:.3f} s"
+    printed = []
     for stream in ("stdout", "stderr"):
         if data[f"{stream}_file"]:
-            text += (
-                ("" if stream == "stdout" else "stderr:\n")
-                + excerpts.of(data[f"{stream}_file"], SHOWN_IN_NOTEBOOK // 2).rstrip("\n")
-                + "\n"
-            )
-    return text
+            excerpt = excerpts.of(data[f"{stream}_file"], SHOWN_IN_NOTEBOOK).rstrip("\n")
+            printed.append(excerpt if stream == "stdout" else f"stderr:\n{excerpt}")
+    return head, "\n".join(printed) or "(it printed nothing)"
 
 
 # ------------------------------------------------------------------------------------------------- seal

@@ -219,6 +219,10 @@ def test_the_notebook_is_valid_and_shows_each_step(reboot_run: Path) -> None:
     assert [c.execution_count for c in code] == [1, 2, 3, 4, 5, 6, 7]
     assert code[5].outputs[0].data["text/plain"].startswith("✗ FAIL")
     assert "Not verified" in notebook.cells[1].source
+    outputs = [o.data["text/html"] for c in code for o in c.outputs if o.output_type == "display_data"]
+    assert any("Cannot be undone" in html for html in outputs)
+    kept = [html for html in outputs if html.startswith("<details>")]
+    assert kept and all("exit status" in html for html in kept)
 
 
 # ------------------------------------------------------------------------------- runs that did not get through
