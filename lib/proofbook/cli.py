@@ -375,6 +375,25 @@ def _ssh_line(place: Any) -> str:
     return f"ssh -p {place.port} -i {place.identity_file} -o UserKnownHostsFile={place.known_hosts} {place.user}@{place.address}"
 
 
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@lab_app.command("box", context_settings=PASS_ON)
+def lab_box(words: typer.Context) -> None:
+    """Containers with a real systemd, journald and sshd: up, down, status, ssh, build (needs root; `lab box --help`)."""
+    from proofbook.lab.real.cli import box_app
+
+    box_app(words.args or ["--help"], prog_name="proofbook lab box")
+
+
+@lab_app.command("vm", context_settings=PASS_ON)
+def lab_vm(words: typer.Context) -> None:
+    """Virtual machines with a kernel, an IOMMU and stand-in GPUs of their own (needs root; `lab vm --help`)."""
+    from proofbook.lab.real.cli import vm_app
+
+    vm_app(words.args or ["--help"], prog_name="proofbook lab vm")
+
+
 # ----------------------------------------------------------------------------------------------- triage
 
 

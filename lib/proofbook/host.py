@@ -138,7 +138,8 @@ class Host:
 
     def boot_id_now(self) -> str:
         """The boot-id at this moment over the open connection, "" when it cannot be read. Raises TransportError."""
-        result = self.transport.run(command("cat", "/proc/sys/kernel/random/boot_id", timeout_s=10))
+        # WHY gather: its answer is framed, so that what a login shell prints of its own cannot be taken for it
+        (result,) = self.transport.gather([command("cat", "/proc/sys/kernel/random/boot_id", timeout_s=10)])
         said = result.text.strip().replace("-", "").lower()
         return said if result.ok and _HEX32.match(said) else ""
 

@@ -7,7 +7,7 @@ import pytest
 
 from proofbook.errors import CannotTell
 from proofbook.intent import ContainerSpec
-from proofbook.probes.systemd import FailedUnits, RunningServices, SystemState, UnitProcess, UnitRow, UnitState
+from proofbook.probes.systemd import FailedUnits, RunningServices, SystemState, UnitProcess, UnitRow, UnitState, _environ
 
 UNIT = "sglang-qwen.service"
 CONTAINER = ContainerSpec(name="llm-two", kind="pct", id="102")
@@ -150,3 +150,10 @@ def test_no_process_is_no_command_line(shown: Any, machine: Any, sample: Any) ->
     assert "No such file" in shown.unknown(UnitProcess(UNIT))
     machine.on("systemctl", "show", stdout=sample("systemctl-show-not-found.txt"))
     assert "has no main process: it is not-found, inactive (dead)" in machine.unknown(UnitProcess("ghost.service"))
+
+
+def test_an_environment_that_the_process_wrote_over_is_not_taken_for_one() -> None:
+    assert _environ("A=1\0B=x=y\0") == {"A": "1", "B": "x=y"}
+    assert _environ("") == {}
+    with pytest.raises(CannotTell, match="overwritten"):
+        _environ("hd: /usr/sbin/sshd -D [listener] 0 of 10-100 startups\0")

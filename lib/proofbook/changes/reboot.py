@@ -16,7 +16,7 @@ from proofbook.probes.boot import Machine
 from proofbook.probes.containers import ContainerState
 from proofbook.probes.nvidia import ComputeApps
 from proofbook.probes.service import Endpoint
-from proofbook.probes.systemd import RunningServices, SystemState, UnitState
+from proofbook.probes.systemd import RunningServices, SystemState, UnitFacts, UnitState
 
 T = TypeVar("T")
 
@@ -25,6 +25,8 @@ DOWN_PATIENCE_S = 600.0
 #: How long until it must let us in again. Servers with much memory train it for many minutes.
 UP_PATIENCE_S = 1800.0
 POLL_S = 5.0
+#: A unit that systemd had to restart this often since the boot is in a loop; its checks will say so.
+HOPELESS_RESTARTS = 5
 
 REBOOT = command("systemctl", "reboot", root=True, timeout_s=60)
 
@@ -142,8 +144,9 @@ class Reboot(Change):
         booting = True
         while booting or waiting:
             probes: dict[str, Probe[Any]] = {spec: self._readiness(service) for spec, service in waiting.items()}
+            units = {spec: unit for spec, unit in self._units().items() if spec in waiting}
             try:
-                seen = hands.peek(*probes.values(), SystemState())
+                seen = hands.peek(*dict.fromkeys([*probes.values(), *units.values()]), SystemState())
             except ConnectionLost as error:
                 tell(f"the connection was lost while the services start: {str(error).splitlines()[0]}")
                 if host.await_up(patience_s=UP_PATIENCE_S, tell=tell) is None:
@@ -156,6 +159,9 @@ class Reboot(Change):
                 if _is_ready(seen, probe):
                     ready[spec] = passed
                     tell(f"{spec} is ready {passed:.0f} s after the login")
+                    del waiting[spec]
+                elif hopeless := "" if booting else _read(seen, units[spec], _why_hopeless, ""):
+                    tell(f"{spec} is not waited for any longer: {hopeless}")
                     del waiting[spec]
                 elif passed >= waiting[spec].ready_s:
                     tell(f"{spec} is not ready after {passed:.0f} s; its patience of {waiting[spec].ready_s:.0f} s is used up")
@@ -181,6 +187,15 @@ def _is_ready(seen: Seen, probe: Probe[Any]) -> bool:
     except CannotTell:
         return False
     return bool(value.ok) if isinstance(probe, Endpoint) else value.active == "active"
+
+
+def _why_hopeless(unit: UnitFacts) -> str:
+    """Why waiting for a unit is in vain once systemd has finished starting; "" when it may still become ready."""
+    if unit.active in ("inactive", "failed") or not unit.exists:
+        return f"systemd has finished starting, and it is {unit.active} ({unit.load}, {unit.enabled or 'no state at boot'})"
+    if unit.sub == "auto-restart" and (unit.n_restarts or 0) >= HOPELESS_RESTARTS:
+        return f"it was restarted {unit.n_restarts} times since the boot"
+    return ""
 
 
 def _read(seen: Seen, probe: Probe[T], what: Callable[[T], Any], otherwise: str = "not known") -> Any:

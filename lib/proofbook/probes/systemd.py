@@ -335,5 +335,12 @@ def _argv(text: str, pid: int) -> tuple[str, ...]:
 
 
 def _environ(text: str) -> dict[str, str]:
-    """/proc/PID/environ: NUL-separated, as it was at the start of the process."""
-    return dict(item.partition("=")[::2] for item in text.split("\0") if item)
+    """/proc/PID/environ: NUL-separated, as it was at the start of the process.
+
+    WHY the form is checked: a process that rewrites its title (sshd, setproctitle) writes it over its own environment.
+    Raises CannotTell then.
+    """
+    items = [item for item in text.split("\0") if item]
+    if any(not re.match(r"[A-Za-z_][A-Za-z0-9_.%()-]*=", item) for item in items):
+        raise CannotTell("the process has overwritten it, as programs do that set their own title")
+    return dict(item.partition("=")[::2] for item in items)
