@@ -41,7 +41,7 @@ demo: $(READY)
 
 # make lab    JupyterLab with the runbooks, to step through one yourself
 lab: $(READY)
-	@$(RUN) jupyter lab --notebook-dir=runbooks
+	@$(RUN) jupyter lab --notebook-dir=runbooks $$(test "$$(id -u)" -ne 0 || echo --allow-root)
 
 test: $(READY) style types notebooks unit
 

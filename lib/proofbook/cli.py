@@ -111,6 +111,7 @@ class Progress:
         self._console = console
         self._prefix = prefix
         self.plan: Mapping[str, Any] | None = None
+        self.problems: dict[tuple[str, str, str], Mapping[str, Any]] = {}  # by verdict, subject, reason: both looks say some
 
     def __call__(self, entry: Mapping[str, Any]) -> None:
         text = self._text(entry["event"], entry["data"])
@@ -135,6 +136,7 @@ class Progress:
             case "act.intent":
                 return f"  acting: {data['what']}"
             case "finding" if data["verdict"] in ("FAIL", "UNKNOWN", "WARN"):
+                self.problems.setdefault((data["verdict"], data["subject"], data["reason"]), data)
                 about = f"{data['subject']}: {data['reason']}" if data["subject"] else data["reason"]
                 return f"[{STYLE[data['verdict']]}]  {data['verdict']:<7}[/] {escape(about)}"
             case "plan":
@@ -152,11 +154,18 @@ def _print_outcome(outcome: Outcome, progress: Progress, *, as_json: bool) -> No
             err.print(outcome.message, markup=False)
         print(outcome.to_json())
         return
-    if outcome.message:
+    if outcome.message and not outcome.waiting_for:
         err.print(outcome.message, markup=False)
     if outcome.waiting_for and progress.plan:
         _print_plan(progress.plan, outcome)
     out.print(f"{_styled(outcome.verdict)} · {outcome.status} · exit code {outcome.exit_code}")
+    for verdict in ("FAIL", "UNKNOWN", "WARN"):
+        for data in (d for (v, _, _), d in progress.problems.items() if v == verdict):
+            about = f"{data['subject']}: " if data["subject"] else ""
+            out.print(f"[{STYLE[verdict]}]{verdict:<7}[/] ", end="")
+            out.print(f"{about}{data['reason']}", markup=False)
+            if data["what_to_do"]:
+                out.print(f"        → {data['what_to_do']}", markup=False)
     if outcome.not_checked:
         out.print(f"not checked ({len(outcome.not_checked)}):")
         for reason in outcome.not_checked:
@@ -166,7 +175,7 @@ def _print_outcome(outcome: Outcome, progress: Progress, *, as_json: bool) -> No
 
 
 def _print_plan(plan: Mapping[str, Any], outcome: Outcome) -> None:
-    out.print(f"\n[bold]{plan['title']}[/] on {plan['host']['hostname']} waits for an approval")
+    out.print(f"\n[bold]{plan['title']}[/] ({plan['host']['name']}) waits for an approval")
     for action in plan["actions"]:
         out.print(f"  would do: {action['what']}  {' '.join(action['argv'])}", markup=False)
     for fact in plan["facts"]:

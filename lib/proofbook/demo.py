@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -121,8 +123,9 @@ def _run(name: str, parameters: dict[str, Any], outputs: Path, approval: tuple[s
 
 def _table(legs: Sequence[Leg]) -> Table:
     table = Table(title="How each came out", title_justify="left", box=None, pad_edge=False, padding=(0, 2), header_style="bold")
-    for column in ("simulated server", "what is wrong with it", "verdict", "status", "exit", "as it should?"):
-        table.add_column(column, no_wrap=column != "what is wrong with it")
+    for column in ("simulated server", "what is wrong with it", "verdict", "as it should?"):
+        wide = column.startswith("what")
+        table.add_column(column, no_wrap=column in ("simulated server", "verdict"), min_width=24 if wide else None)
     for leg in legs:
         came = leg.came
         verdict = str(came.get("verdict", "?"))
@@ -130,13 +133,21 @@ def _table(legs: Sequence[Leg]) -> Table:
             f"lab:{leg.scenario}",
             escape(leg.wrong),
             f"[{STYLE.get(verdict, '')}]{verdict}[/]" if verdict in STYLE else verdict,
-            str(came.get("status", "?")),
-            str(came.get("exit_code", "?")),
-            "yes"
-            if leg.as_it_should
-            else f"NO: should be {leg.right['verdict']}, {leg.right['status']}, {leg.right['exit_code']}",
+            "yes" if leg.as_it_should else f"NO: {came.get('status')}, {came.get('exit_code')}; right is {_words(leg.right)}",
         )
     return table
+
+
+def _words(right: dict[str, Any]) -> str:
+    return f"{right['verdict']}, {right['status']}, {right['exit_code']}"
+
+
+def this_command() -> str:
+    """How to say ``proofbook`` here: by its name if the shell finds it, else by its path."""
+    if shutil.which("proofbook"):
+        return "proofbook"
+    path = Path(sys.argv[0])
+    return os.path.relpath(path) if path.name == "proofbook" else f"{os.path.relpath(sys.executable)} -m proofbook.cli"
 
 
 def _farewell(out: Console, folder: Path, legs: Sequence[Leg]) -> None:
@@ -144,10 +155,12 @@ def _farewell(out: Console, folder: Path, legs: Sequence[Leg]) -> None:
     first_fail = next((leg for leg in legs if leg.came.get("verdict") == "FAIL" and leg.came.get("record")), None)
     if first_fail:
         out.print(f"  open this one in a browser:  {first_fail.came['record']}/record.html", markup=False)
-        out.print(f"  or read it here:             proofbook show {first_fail.came['run_id']} --outputs {folder}", markup=False)
+        out.print(
+            f"  or read it here:             {this_command()} show {first_fail.came['run_id']} --outputs {folder}", markup=False
+        )
     for leg in legs:
         if not leg.as_it_should and leg.came.get("message"):
             out.print(f"\nlab:{leg.scenario}: {leg.came['message']}", markup=False)
     out.print(
-        "\nNext: log in to a simulated server with `proofbook lab ssh healthy`, or point it at a real one (see the README)."
+        f"\nNext: log in to a simulated server with `{this_command()} lab ssh healthy`, or point it at a real one (see README)."
     )

@@ -143,10 +143,10 @@ class Host:
         said = result.text.strip().replace("-", "").lower()
         return said if result.ok and _HEX32.match(said) else ""
 
-    def await_down(self, *, patience_s: float, poll_s: float = 2.0) -> bool:
+    def await_down(self, *, patience_s: float, tell: Callable[[str], None], poll_s: float = 2.0) -> bool:
         """Wait until the connection is lost or the boot-id changed. False: it still answers with the same boot-id."""
         boot_before = self.identity.boot_id
-        deadline = self.clock.now().timestamp() + patience_s
+        started = last_told = self.clock.now().timestamp()
         while True:
             try:
                 seen = self.boot_id_now()
@@ -155,8 +155,12 @@ class Host:
                 return True
             if seen and seen != boot_before:
                 return True
-            if self.clock.now().timestamp() >= deadline:
+            now = self.clock.now().timestamp()
+            if now - started >= patience_s:
                 return False
+            if now - last_told >= 60:
+                tell(f"still up on the old boot after {now - started:.0f} s")
+                last_told = now
             self.clock.sleep(poll_s)
 
     def await_up(self, *, patience_s: float, tell: Callable[[str], None], poll_s: float = 5.0) -> Identity | None:

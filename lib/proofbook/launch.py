@@ -26,6 +26,7 @@ from proofbook.errors import BadParameter, ProofbookError, RecordError, Refused
 from proofbook.inventory import load_inventory
 from proofbook.model import RunStatus, Verdict, exit_code
 from proofbook.notebook import new_run_id, outputs_folder
+from proofbook.record import RunRecord
 from proofbook.redact import Redactor
 
 Tell = Callable[[Mapping[str, Any]], None]
@@ -295,7 +296,7 @@ def _outcome(book: archive.Archive, run_id: str, runbook: str, host: str, execut
             Redactor().text(message, "message"),
         )
     found = book.load(run_id)
-    message = found.trouble or ("" if found.status == RunStatus.COMPLETED else trouble)
+    message = _what_went_wrong(found) or ("" if found.status == RunStatus.COMPLETED else trouble)
     if copy:
         try:
             archive.keep_beside(folder, "executed.ipynb", copy)
@@ -316,6 +317,14 @@ def _outcome(book: archive.Archive, run_id: str, runbook: str, host: str, execut
         record=str(folder),
         message=message,
     )
+
+
+def _what_went_wrong(found: RunRecord) -> str:
+    """What ended the run, with what to do about it; "" when nothing did."""
+    if not found.trouble:
+        return ""
+    hint = str(found.troubles[-1].get("hint") or "") if found.troubles else ""
+    return f"{found.trouble}\n  → {hint}" if hint else found.trouble
 
 
 def _settle(book: archive.Archive, run_id: str, patience_s: float = 5.0) -> Path | None:

@@ -107,6 +107,14 @@ class RunRecord:
     # -- what a reader asks
 
     @property
+    def went_away(self) -> bool:
+        """Whether a reboot was asked for and this machine was not seen again: its boot of now is then not known."""
+        asked = any(act["argv"][:2] == ["systemctl", "reboot"] for plan in self.plans for act in plan["acts"])
+        outcomes = [plan["applied"]["facts"] for plan in self.plans if plan.get("applied")]
+        back = any(facts.get("came_back") or facts.get("went_down") is False for facts in outcomes)
+        return asked and not back and len(self.identities) < 2
+
+    @property
     def before(self) -> Mapping[str, Any]:
         """The identity at first contact; empty if there was none."""
         return self.identities[0]["identity"] if self.identities else {}

@@ -115,10 +115,9 @@ class Reboot(Change):
         if answer is not None and not answer.ok:
             # WHY: `systemctl reboot` may print "Call to Reboot failed" and reboot all the same; only the boot-id tells.
             tell(f"systemctl reboot ended with {answer.exit_status}; waiting to see what the machine does")
-        if not host.await_down(patience_s=DOWN_PATIENCE_S):
-            summary = (
-                f"{before.hostname} was asked to reboot and still runs boot {before.boot_id} after {DOWN_PATIENCE_S / 60:.0f} min"
-            )
+        if not host.await_down(patience_s=DOWN_PATIENCE_S, tell=tell):
+            waited = f"still runs boot {before.boot_id[:12]}… after {DOWN_PATIENCE_S / 60:.0f} min"
+            summary = f"{before.hostname} was asked to reboot and {waited}; the reboot may still happen at any moment"
             return Applied(plan, "unconfirmed", summary, {**facts, "went_down": False})
         facts |= {"went_down": True, "down_after_s": _since(asked_at, host)}
         tell(f"the machine went down after {facts['down_after_s']:.0f} s")

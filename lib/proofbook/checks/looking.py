@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from proofbook.errors import CannotTell
+from proofbook.intent import ContainerSpec
 from proofbook.model import Check, Finding, Probe, Seen, Suggested
 
-__all__ = ["Told", "counted", "join", "short_id", "tell", "unseen", "well_formed_id"]
+__all__ = ["Told", "counted", "join", "short_id", "tell", "there", "unseen", "well_formed_id"]
 
 T = TypeVar("T")
 
@@ -48,6 +49,15 @@ def unseen(check: Check, why: str, subject: str = "") -> Finding:
         return check.unknown(f"cannot be told: {why}", subject=subject, action=Suggested.GRANT, what_to_do=what)
     what = "Try the command of the evidence by hand on the machine; then look again."
     return check.unknown(f"cannot be told: {why}", subject=subject, action=Suggested.LOOK, what_to_do=what)
+
+
+def there(container: ContainerSpec | None, words: str) -> str:
+    """A command to copy, as it has to be typed on the host for what runs in ``container`` (None: on the host itself)."""
+    if container is None:
+        return f"`{words}`"
+    if container.kind == "nspawn":
+        return f"`systemd-run --machine={container.tool_id} --pipe --quiet {words}`"
+    return f"`{' '.join(container.enter())} {words}`"
 
 
 def well_formed_id(text: str) -> bool:

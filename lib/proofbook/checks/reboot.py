@@ -101,7 +101,7 @@ def _service(scope: Scope, service: ServiceSpec, before: Baseline | None, situat
     where = scope.container(service.container)
     return (
         ServiceEnabled(service, where),
-        ServiceStartedByBoot(service, where),
+        ServiceStartedByBoot(service, where, after_reboot=situation.controls_reboot or before is not None),
         ServiceStable(service, where),
         ServiceAnswers(service, where),
         ServiceRunsAsConfigured(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from proofbook.checks.looking import tell, unseen
+from proofbook.checks.looking import tell, there, unseen
 from proofbook.intent import ContainerSpec, ServiceSpec
 from proofbook.model import Check, Finding, Probe, Seen, Suggested
 from proofbook.probes.boot import Machine
@@ -65,7 +65,8 @@ class ServiceAnswers(Check):
                 if unit and unit.active == "active"
                 else f"{service.url}: {said}; {state}",
                 action=Suggested.LOOK,
-                what_to_do=f"Read `journalctl -b -u {service.name}`: does it still load, does it hang, or listen elsewhere?",
+                what_to_do=f"Read {there(self.container, f'journalctl -b -u {service.name}')}: "
+                "does it still load, does it hang, or listen elsewhere?",
                 **about,
             )
         ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from proofbook.checks.arguments import Changed, Held, changes, environment_changes, hold_arguments, hold_environment, is_title
-from proofbook.checks.looking import counted, join, short_id, tell, unseen
+from proofbook.checks.looking import counted, join, short_id, tell, there, unseen
 from proofbook.intent import ContainerSpec, ServiceSpec
 from proofbook.model import Check, Finding, Probe, Seen, Suggested
 from proofbook.probes.systemd import FailedUnits, ProcessFacts, UnitFacts, UnitProcess, UnitState
@@ -110,10 +110,13 @@ class ServiceStartedByBoot(Check):
 
     WHY: after a reboot somebody helpful starts the service, and every other check passes; the next night's reboot has no
     helper. What the boot starts began before the boot's last target was reached; all times are systemd's own, of one clock.
+
+    ``after_reboot``: this look is about a reboot. Without one, a later start is what any restart leaves: a warning only.
     """
 
     service: ServiceSpec
     container: ContainerSpec | None = None
+    after_reboot: bool = True
     name: ClassVar[str] = "systemd.ServiceStartedByBoot"
     title: ClassVar[str] = "Did the boot start this service, and not a hand?"
 
@@ -169,13 +172,20 @@ class ServiceStartedByBoot(Check):
                 "started it first "
                 "can no longer be seen",
                 action=Suggested.LOOK,
-                what_to_do=f"`journalctl -b -u {self.service.name}` shows its first start in this boot, and why it ended.",
+                what_to_do=f"{_journal(self)} shows its first start in this boot, and why it ended.",
+                **about,
+            )
+        if not self.after_reboot:
+            return self.warned(
+                f"it began to start {times}: it was started again since; that the boot starts it was not shown",
+                action=Suggested.LOOK,
+                what_to_do="A restart in between is no fault; the next verified reboot will show whether the boot starts it.",
                 **about,
             )
         return self.failed(
             f"it began to start {times}: not the boot started it, but somebody or something {began - done:.0f} s later",
             action=Suggested.FIX_CONFIG,
-            what_to_do=f"Why did the boot not start it (`journalctl -b -u {self.service.name}`; enabled, conditions, mounts)? "
+            what_to_do=f"Why did the boot not start it ({_journal(self)}; enabled, conditions, mounts)? "
             "Mend that, and reboot once more.",
             **about,
         )
@@ -190,6 +200,11 @@ class ServiceStartedByBoot(Check):
                 what_to_do="Is it enabled, do its conditions hold, does it wait for something (`systemctl list-jobs`)?",
             )
         return self.not_checked(f"it does not run now: it is {state}", subject=self.service.spec)
+
+
+def _journal(check: ServiceStartedByBoot | ServiceStable) -> str:
+    """How to read the journal of a check's service, as a command to copy."""
+    return there(check.container, f"journalctl -b -u {check.service.name}")
 
 
 def _earliest(*times: float | None) -> float | None:
@@ -249,10 +264,7 @@ class ServiceStable(Check):
         return None
 
     def _failed(self, reason: str, about: dict[str, Any]) -> Finding:
-        what = (
-            f"Read `journalctl -b -u {self.service.name}`: the first error of the first attempt is the cause, "
-            "later ones follow from it."
-        )
+        what = f"Read {_journal(self)}: the first error of the first attempt is the cause, later ones follow from it."
         return self.failed(reason, action=Suggested.LOOK, what_to_do=what, **about)
 
     def _restarted(self, unit: UnitFacts, about: dict[str, Any]) -> Finding | None:
@@ -290,7 +302,7 @@ class ServiceStable(Check):
                 f"it runs, after {counted(unit.n_restarts, 'automatic restart')}"
                 + (", none since the first look" if before else ""),
                 action=Suggested.LOOK,
-                what_to_do=f"`journalctl -b -u {self.service.name}` says why the first attempt ended; it may do so again.",
+                what_to_do=f"{_journal(self)} says why the first attempt ended; it may do so again.",
                 **about,
             )
         since = f", and the same run as at the first look ({short_id(unit.invocation_id)}…)" if before else ""
@@ -532,7 +544,7 @@ class NoFailedUnits(Check):
                 "subject": unit if self.container is None else f"{where}/{unit}",
                 "observed": failed[unit].sub,
                 "action": Suggested.LOOK,
-                "what_to_do": f"`systemctl status {unit}` and its journal say why.",
+                "what_to_do": f"{there(self.container, 'systemctl status ' + unit)} and its journal say why.",
             }
             if self.before is None:
                 findings.append(self.warned("failed; whether it had failed before is not known", **about))

@@ -90,10 +90,14 @@ class Procedure:
             ) from None
 
     def _widen(self, name: str, value: Any) -> Any:
-        """An int where a float is wanted is no mistake; everything else stays as it came."""
+        """An int where a float is wanted, and a bool written out, are no mistakes; everything else stays as it came."""
         field = self.parameters.model_fields.get(name)
-        if field is not None and field.annotation is float and type(value) is int:
+        if field is None:
+            return value
+        if field.annotation is float and type(value) is int:
             return float(value)
+        if field.annotation is bool and isinstance(value, str) and value.strip().lower() in ("true", "false"):
+            return value.strip().lower() == "true"  # what plain papermill makes of `-p reboot true`
         return value
 
     def from_text(self, given: Mapping[str, str]) -> dict[str, Any]:
