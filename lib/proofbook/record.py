@@ -168,7 +168,7 @@ class RunRecord:
     @property
     def counts(self) -> dict[str, int]:
         """How many findings of each verdict, worst first; verdicts that did not occur are left out."""
-        counted = Counter(f["verdict"] for f in self.findings)
+        counted = Counter(f["verdict"] for f in told_once(self.findings))
         return {v.value: counted[v.value] for v in VERDICTS if counted[v.value]}
 
     @property
@@ -259,7 +259,7 @@ class RunRecord:
 
     def as_markdown(self) -> str:
         """A page that fits into a ticket (fewer than 60 lines)."""
-        findings = [f for f in worst_first(self.findings) if f["verdict"] != Verdict.PASS]
+        findings = [f for f in worst_first(told_once(self.findings)) if f["verdict"] != Verdict.PASS]
         return str(_environment().get_template("record.md.j2").render(r=self, findings=findings))
 
 
@@ -284,6 +284,19 @@ def _about(finding: Mapping[str, Any]) -> str:
 
 
 # ----------------------------------------------------------------------------------------- from events
+
+
+def told_once(findings: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Findings for a reader: what came out the same at several looks is said once, with its looks. The data keep each."""
+    told: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for f in findings:
+        key = (f["check"], f["subject"], f["verdict"], f["reason"])
+        if key not in told:
+            told[key] = dict(f)
+        elif f.get("look") and f["look"] not in told[key]["look"].split(", "):
+            told[key]["look"] = f"{told[key]['look']}, {f['look']}"
+            told[key]["evidence"] = [*told[key]["evidence"], *(e for e in f["evidence"] if e not in told[key]["evidence"])]
+    return list(told.values())
 
 
 def from_events(events: Iterable[Event], reading: JournalReading | None = None) -> RunRecord:
@@ -583,7 +596,8 @@ def _argv_text(argv: Sequence[str]) -> str:
 
 
 def _html(record: RunRecord, excerpts: _Excerpts | None) -> str:
-    groups = [(v.value, found) for v in VERDICTS if (found := [f for f in record.findings if f["verdict"] == v])]
+    told = told_once(record.findings)
+    groups = [(v.value, found) for v in VERDICTS if (found := [f for f in told if f["verdict"] == v])]
     template = _environment().get_template("record.html.j2")
     excerpt = excerpts.html if excerpts else None
     return str(template.render(r=record, groups=groups, looks=_looks(record), excerpt=excerpt, manifest=MANIFEST))

@@ -654,7 +654,8 @@ class Run:
         self.host.close()
 
     def _summary(self, status: RunStatus, verdict: Verdict) -> str:
-        counts = {v: sum(f.verdict is v for f in self._findings) for v in Verdict}
+        once = {(f.check, f.subject, f.verdict, f.reason) for f in self._findings}  # the same at both looks counts once
+        counts = {v: sum(verdict is v for _, _, verdict, _ in once) for v in Verdict}
         told = ", ".join(f"{n} {v}" for v, n in counts.items() if n)
         worst_finding = next(
             (f for v in (Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN) for f in self._findings if f.verdict is v), None
