@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from proofbook.cli import app
+from proofbook.cli import Progress, app
 from proofbook.errors import BadParameter, NoSuchRun
 
 
@@ -73,3 +75,15 @@ def test_an_unknown_run_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["show", "7f3a2c", "--outputs", str(tmp_path)])
     assert isinstance(done.exception, NoSuchRun)
     assert not isinstance(done.exception, BadParameter)
+
+
+def test_what_a_machine_calls_itself_is_never_taken_for_markup() -> None:
+    said = io.StringIO()
+    progress = Progress(Console(file=said, width=200))
+    identity = {"hostname": "[/bold]", "machine_id": "0" * 32, "boot_id": "1" * 32}
+    entry = {"ts": "2026-11-29T03:00:00.000Z", "event": "host.proven", "data": {"identity": identity, "note": "first contact"}}
+    progress(entry)
+    finding = {"verdict": "FAIL", "subject": "[red]", "reason": "[/] said \x1b[31mred", "what_to_do": ""}
+    progress({**entry, "event": "finding", "data": finding})
+    assert "[/bold] answers" in said.getvalue()
+    assert "[red]: [/] said \\x1b[31mred" in said.getvalue()

@@ -6,6 +6,7 @@ stdout carries results (with ``--json`` one JSON value on the last line); progre
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,6 +43,11 @@ OutputsOption = Annotated[
 ]
 
 STYLE = {"PASS": "bold green", "WARN": "bold yellow", "UNKNOWN": "bold magenta", "FAIL": "bold red", "NOT_CHECKED": "dim"}
+
+
+def _visible(text: str) -> str:
+    """Control characters of what a machine said as ``\\x1b``: a terminal must not obey them."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda m: f"\\x{ord(m[0]):02x}", text)
 
 
 def _styled(verdict: str) -> str:
@@ -114,7 +120,7 @@ class Progress:
         self.problems: dict[tuple[str, str, str], Mapping[str, Any]] = {}  # by verdict, subject, reason: both looks say some
 
     def __call__(self, entry: Mapping[str, Any]) -> None:
-        text = self._text(entry["event"], entry["data"])
+        text = _visible(self._text(entry["event"], entry["data"]))
         if text:
             from rich.markup import escape
 
@@ -128,7 +134,7 @@ class Progress:
             case "host.proven":
                 who = data["identity"]
                 ids = f"machine-id {who['machine_id'][:12]}…, boot {who['boot_id'][:12]}…"
-                return f"{who['hostname']} answers ({data['note']}): {ids}"
+                return f"  {who['hostname']} answers ({data['note']}): {ids}"  # never first: a name is not markup
             case "step.started":
                 return f"[bold]{data['step']} · {escape(data['title'])}[/]"
             case "progress":
@@ -151,11 +157,11 @@ class Progress:
 def _print_outcome(outcome: Outcome, progress: Progress, *, as_json: bool) -> None:
     if as_json:
         if outcome.message:
-            err.print(outcome.message, markup=False)
+            err.print(_visible(outcome.message), markup=False)
         print(outcome.to_json())
         return
     if outcome.message and not outcome.waiting_for:
-        err.print(outcome.message, markup=False)
+        err.print(_visible(outcome.message), markup=False)
     if outcome.waiting_for and progress.plan:
         _print_plan(progress.plan, outcome)
     out.print(f"{_styled(outcome.verdict)} · {outcome.status} · exit code {outcome.exit_code}")
@@ -163,9 +169,9 @@ def _print_outcome(outcome: Outcome, progress: Progress, *, as_json: bool) -> No
         for data in (d for (v, _, _), d in progress.problems.items() if v == verdict):
             about = f"{data['subject']}: " if data["subject"] else ""
             out.print(f"[{STYLE[verdict]}]{verdict:<7}[/] ", end="")
-            out.print(f"{about}{data['reason']}", markup=False)
+            out.print(_visible(f"{about}{data['reason']}"), markup=False)
             if data["what_to_do"]:
-                out.print(f"        → {data['what_to_do']}", markup=False)
+                out.print(_visible(f"        → {data['what_to_do']}"), markup=False)
     if outcome.not_checked:
         out.print(f"not checked ({len(outcome.not_checked)}):")
         for reason in outcome.not_checked:
@@ -175,11 +181,11 @@ def _print_outcome(outcome: Outcome, progress: Progress, *, as_json: bool) -> No
 
 
 def _print_plan(plan: Mapping[str, Any], outcome: Outcome) -> None:
-    out.print(f"\n[bold]{plan['title']}[/] ({plan['host']['name']}) waits for an approval")
+    out.print(f"\n{plan['title']} ({plan['host']['name']}) waits for an approval", markup=False, style="bold")
     for action in plan["actions"]:
         out.print(f"  would do: {action['what']}  {' '.join(action['argv'])}", markup=False)
     for fact in plan["facts"]:
-        out.print(f"  now: {fact}", markup=False)
+        out.print(_visible(f"  now: {fact}"), markup=False)
     for text in plan["cannot_undo"]:
         out.print(f"  cannot be undone: {text}", markup=False)
     for undo in plan["undo"]:
@@ -266,7 +272,7 @@ def verify(
     """Is a record unchanged since it was sealed? Checks its manifest and the journal's hash chain."""
     troubles = _archive(outputs).verify(run_id)
     for trouble in troubles:
-        out.print(f"[bold red]damaged[/] {trouble}")
+        out.print(f"damaged: {trouble}", markup=False, style="bold red")
     if not troubles:
         out.print("[bold green]intact[/]: every file is as it was sealed, and the journal's chain is whole")
     raise typer.Exit(1 if troubles else 0)
