@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from proofbook.errors import BadParameter, NoSuchRun, RecordError
+from proofbook.errors import BadParameter, NoSuchRun, ProofbookError, RecordError
 from proofbook.journal import JOURNAL, MANIFEST, Journal, Writer, read_journal, utc_text
 from proofbook.model import RunStatus, Verdict, exit_code, worst
 from proofbook.record import PARTIAL, QUARANTINE, SCHEMA, RunRecord, finish, from_events, load_record, seal
@@ -292,7 +292,12 @@ class Archive:
             folders = [self.folder_of(only)] if only else list(self.folders())
             for folder in folders:
                 if folder is not None and folder.name.endswith(PARTIAL) and not self.runner_alive(folder):
-                    run_id = _close_lost(folder)
+                    try:
+                        run_id = _close_lost(folder)
+                    except (ProofbookError, OSError):
+                        if only:
+                            raise
+                        continue  # one that cannot be closed must not keep the others open; `damaged` lists it
                     if run_id:
                         swept.append(run_id)
         return swept

@@ -24,9 +24,9 @@ from typing import Any
 from proofbook import archive, procedures
 from proofbook.errors import BadParameter, ProofbookError, RecordError, Refused
 from proofbook.inventory import load_inventory
-from proofbook.model import RunStatus, Verdict, exit_code
-from proofbook.notebook import new_run_id, outputs_folder
-from proofbook.record import RunRecord
+from proofbook.model import RunStatus, Verdict, exit_code, worst
+from proofbook.notebook import LEFT_OPEN, new_run_id, outputs_folder
+from proofbook.record import QUARANTINE, RunRecord
 from proofbook.redact import Redactor
 
 Tell = Callable[[Mapping[str, Any]], None]
@@ -297,6 +297,10 @@ def _outcome(book: archive.Archive, run_id: str, runbook: str, host: str, execut
         )
     found = book.load(run_id)
     message = _what_went_wrong(found) or ("" if found.status == RunStatus.COMPLETED else trouble)
+    if found.trouble == LEFT_OPEN and trouble:
+        message = Redactor().text(trouble, "message")  # what a cell raised outside of a verb: the run itself never saw it
+    if folder.name.endswith(QUARANTINE):
+        return _quarantined(found, runbook, host, folder)
     if copy:
         try:
             archive.keep_beside(folder, "executed.ipynb", copy)
@@ -316,6 +320,25 @@ def _outcome(book: archive.Archive, run_id: str, runbook: str, host: str, execut
         waiting_for=found.waiting_for,
         record=str(folder),
         message=message,
+    )
+
+
+def _quarantined(found: RunRecord, runbook: str, host: str, folder: Path) -> Outcome:
+    """A record that a secret got into is not sealed: whatever was found, this run did not end well."""
+    verdict = worst([Verdict(found.verdict), Verdict.UNKNOWN])
+    return Outcome(
+        run_id=found.run_id,
+        runbook=runbook,
+        host=host,
+        status=RunStatus.ABORTED,
+        verdict=verdict,
+        conclusion=None,
+        exit_code=exit_code(RunStatus.ABORTED, verdict),
+        not_checked=found.not_checked_reasons,
+        waiting_for=None,
+        record=str(folder),
+        message=f"a secret was found in the record, and it was not sealed but put in quarantine: {folder}\n"
+        "  → only you can read it; see what the secret is, change it where it is used, and remove the folder",
     )
 
 

@@ -34,6 +34,9 @@ from proofbook.run import About, Run, runner_facts
 _INJECTED = re.compile(r"\A\s*# Parameters\s*\n(?P<body>.*)", re.S)
 _ASSIGNED = re.compile(r"^(?P<name>[A-Za-z_]\w*)\s*(?::[^=\n]+)?=(?!=)", re.M)
 
+#: What is said of a run that nobody closed.
+LEFT_OPEN = "the kernel ended before the run was closed"
+
 _current: dict[str, Run] = {}
 
 
@@ -177,7 +180,7 @@ def _when_the_kernel_ends(run: Run) -> None:
 
 def _left_open(run: Run) -> None:
     try:
-        run.abort("the kernel ended before the run was closed")
+        run.abort(LEFT_OPEN)
     except ProofbookError as error:
         print(f"proofbook: the run could not be closed: {error}", file=sys.stderr)
 

@@ -631,6 +631,9 @@ class _Excerpts:
 
     def of(self, path: str, limit: int) -> str:
         """The excerpt of one evidence file, at most about ``limit`` characters."""
+        # WHY: a record may come from elsewhere; a path in it must not fetch what lies outside its evidence
+        if not path.startswith("evidence/") or ".." in path.split("/") or (self._run_dir / path).is_symlink():
+            return f"(not a file of this record's evidence: {path})"
         try:
             data = (self._run_dir / path).read_bytes()
         except OSError as error:

@@ -308,9 +308,15 @@ class Run:
             hint = error.hint if isinstance(error, ProofbookError) else ""
             message = ProofbookError(str(error.args[0]) if error.args else type(error).__name__).args[0]
             self._say("trouble", {"error": type(error).__name__, "message": message, "hint": hint, "step": step}, durable=True)
-            self._end(RunStatus.ABORTED, f"Aborted in step {step} ({verb}): {str(message).splitlines()[0]}")
+            self._end(RunStatus.ABORTED, f"Aborted in step {step} ({verb}): {str(message).splitlines()[0]}{self._acts_sent()}")
         else:
             self._say("trouble", {"error": type(error).__name__, "message": text, "hint": "", "step": step}, durable=True)
+
+    def _acts_sent(self) -> str:
+        """What an ended run must not hide: that something was already asked of the machine."""
+        if not self._acts:
+            return ""
+        return f". {self._acts} act(s) had been sent to the machine by then; look what it does now before anything else"
 
     def _end_on_full_disk(self, step: int, verb: str, error: DiskFull) -> None:
         """The journal keeps a reserve for this: say that the disk is full, and stop. What was written stays readable."""
@@ -635,7 +641,7 @@ class Run:
         """End the run as aborted (the kernel goes away, somebody interrupts)."""
         if self.open:
             self._say("trouble", {"error": "Aborted", "message": why, "hint": "", "step": self._steps}, durable=True)
-            self._end(RunStatus.ABORTED, why)
+            self._end(RunStatus.ABORTED, why + self._acts_sent())
 
     def _end(self, status: RunStatus, summary: str) -> None:
         self._status = status

@@ -85,6 +85,8 @@ class Reboot(Change):
         state: dict[str, Any] = {"hostname": host.hostname, "kernel": host.kernel}
         for spec, probe in self._units().items():
             state[f"service {spec}"] = _read(seen, probe, lambda unit: unit.active)
+        # by name and GPU, never by pid: what a person read that a reboot kills is part of what was approved
+        state["on the GPUs"] = _read(seen, ComputeApps(), lambda apps: sorted({f"{a.process} on {a.pci}" for a in apps}))
         for container in self.containers:
             state[f"container {container.name}"] = _read(seen, ContainerState(container), lambda c: c.running)
         return state

@@ -144,6 +144,12 @@ def first_look(run: Run, before: Baseline | None, applied: Applied) -> tuple[Che
     """Everything that can be judged as soon as the services had their time to start."""
     if applied.facts.get("came_back") is False:
         return (checks.CameBack(applied.summary, run.intent.console),)
+    if not services(run):
+        run.note(
+            "No service is declared for this host and none was named: whether what ran before runs again was not verified.",
+            kind="not-verified",
+            title="no services to verify",
+        )
     return checks.first_look(scope(run), before, _situation(run, applied), run.seen)
 
 

@@ -19,6 +19,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -140,6 +141,8 @@ def folder(scenario: str | None = None) -> Path:
     named = os.environ.get("PROOFBOOK_LAB_DIR")
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     root = Path(named) if named else Path(state) / "proofbook" / "lab"
+    if scenario and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", scenario):
+        raise LabError(f"not the name of a lab machine: {scenario!r}", hint="`proofbook lab list` says which there are")
     return root / scenario if scenario else root
 
 
