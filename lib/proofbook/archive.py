@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from proofbook.errors import BadParameter, NoSuchRun, ProofbookError, RecordError
-from proofbook.journal import JOURNAL, MANIFEST, Journal, Writer, read_journal, utc_text
+from proofbook.journal import JOURNAL, MANIFEST, Journal, JournalReading, Writer, read_journal, utc_text
 from proofbook.model import RunStatus, Verdict, exit_code, worst
 from proofbook.record import PARTIAL, QUARANTINE, SCHEMA, RunRecord, finish, from_events, load_record, seal
 from proofbook.redact import Redactor
@@ -259,6 +259,7 @@ class Archive:
             troubles.append(f"{JOURNAL}: {reading.trouble}")
         elif not reading.sealed:
             troubles.append(f"{JOURNAL}: it has no seal")
+        troubles += [t for t in _against_journal(folder, reading) if t.split(": ")[0] not in {x.split(": ")[0] for x in troubles}]
         told = _brief(folder)
         if told is not None and reading.intact and told.run_id != from_events(reading.events).run_id:
             troubles.append("record.json is of another run than the journal")
@@ -374,6 +375,22 @@ def _against_manifest(folder: Path) -> Iterator[str]:
         with (folder / path).open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != listed[path]:
                 yield f"{path}: changed since the seal"
+
+
+def _against_journal(folder: Path, reading: JournalReading) -> Iterator[str]:
+    """The journal holds every evidence file's digest too: a manifest that was rewritten with the file gives itself away."""
+    for event in reading.events:
+        if event["event"] != "evidence":
+            continue
+        for stream in ("stdout", "stderr"):
+            path, digest = event["data"].get(f"{stream}_file"), event["data"].get(f"{stream}_sha256")
+            if not path:
+                continue
+            file = folder / path
+            if not file.is_file() or file.is_symlink():
+                yield f"{path}: missing, and the journal speaks of it"
+            elif hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+                yield f"{path}: not what the journal saw"
 
 
 def _close_lost(folder: Path) -> str:

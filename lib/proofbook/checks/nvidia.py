@@ -142,6 +142,9 @@ class _Look:
         if failed:
             return failed
         compared = self._compared()
+        if self.table is not None and self.table.exit_status != 0 and not self.table.problems and self.gpu.driver != "vfio-pci":
+            # WHY: rows that came before it died are no word that it is well
+            self.blind.append(f"nvidia-smi gave its row and then ended with exit status {self.table.exit_status}")
         if self.blind:
             return self.check.unknown(f"cannot be told: {'; '.join(self.blind)}", **compared)
         return self.check.passed(", ".join(self.fine), **compared)
