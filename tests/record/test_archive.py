@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from proofbook.archive import Archive, keep_beside, new_run_dir
 from proofbook.errors import BadParameter, NoSuchRun, RecordError
+from proofbook.journal import MANIFEST
 from proofbook.model import Finding, Verdict
 from proofbook.run import runner_facts
 
@@ -89,6 +91,24 @@ def test_a_damaged_folder_does_not_hide_the_others(outputs: Path, write_run: Cal
 
 
 # ------------------------------------------------------------------------------------------- verifying
+
+
+def test_evidence_that_was_changed_together_with_its_manifest_is_found_by_the_journal(
+    outputs: Path, write_run: Callable[..., Path]
+) -> None:
+    folder = write_run()
+    folder.chmod(0o755)
+    (evidence, *_) = sorted(p for p in (folder / "evidence").iterdir() if p.is_file())
+    for path in (evidence, folder / MANIFEST):
+        path.chmod(0o644)
+    before = hashlib.sha256(evidence.read_bytes()).hexdigest()
+    evidence.write_bytes(b"all is well\n")
+    after = hashlib.sha256(evidence.read_bytes()).hexdigest()
+    manifest = (folder / MANIFEST).read_text()
+    line = f"{before}  evidence/{evidence.name}\n"
+    assert line in manifest
+    (folder / MANIFEST).write_text(manifest.replace(line, line.replace(before, after)))
+    assert Archive(outputs).verify("7f3a2c") == [f"evidence/{evidence.name}: not what the journal saw"]
 
 
 def test_an_untouched_record_verifies(outputs: Path, write_run: Callable[..., Path]) -> None:
