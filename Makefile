@@ -78,7 +78,7 @@ format: $(READY)
 lock: $(READY)
 	@{ printf '# What `make` installs: every package with its hashes, for Python 3.11 to 3.13.\n# Made by `make lock` from pyproject.toml.\n'; \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra dev --generate-hashes \
-	    --no-emit-index-url --no-emit-find-links --no-header pyproject.toml; } > requirements.lock.new
+	    --no-header pyproject.toml; } > requirements.lock.new
 	@mv requirements.lock.new requirements.lock
 
 # make build  the wheel and the source archive, in dist/
