@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from proofbook.transports.ssh import SshTransport
@@ -55,10 +57,13 @@ class Sshd:
 
     @staticmethod
     def free_port() -> int:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-            return port
+        """A port below those that the kernel gives to connections: a server that restarts must find its own port still free."""
+        first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        while True:
+            port = random.randrange(10_000, max(first_given, 20_000))
+            with socket.socket() as probe, suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
 
     @property
     def name(self) -> str:
@@ -98,15 +103,17 @@ class Sshd:
         ]
         (self.folder / "sshd_config").write_text("\n".join(settings) + "\n")
         log = (self.folder / "log").open("ab")
+        before = self._times_listening()
         self.process = subprocess.Popen(
             [SSHD, "-D", "-e", "-f", self.folder / "sshd_config"], stdin=subprocess.DEVNULL, stderr=log
         )
         log.close()
-        wait_until(self._answers, f"sshd answers ({(self.folder / 'log').read_text()})")
+        wait_until(lambda: self._times_listening() > before, f"sshd listens (its log: {self.folder}/log)")
 
-    def _answers(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+    def _times_listening(self) -> int:
+        """What this server said itself: that something answers at the port would not prove that it is this one."""
+        assert self.process is None or self.process.poll() is None, (self.folder / "log").read_text()
+        return (self.folder / "log").read_bytes().count(b"Server listening on 127.0.0.1")
 
     def sessions(self) -> list[int]:
         assert self.process is not None
