@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from proofbook.errors import CannotConnect, ChangedHostKey, ConnectionLost, OtherMachine, TransportError
+from proofbook.intent import ContainerSpec
 from proofbook.model import Command, Identity, Probe, Result, Seen, command
 from proofbook.transports.base import Clock, Peer, Transport
 
@@ -49,12 +51,60 @@ class Hands(Protocol):
         """Change something. None when the connection went away during the act and ``loss_expected`` allows that."""
         ...
 
+    @property
+    def run_id(self) -> str:
+        """The run that these hands belong to; after a crash, that of the run that began the change."""
+        ...
+
+    def put(
+        self,
+        what: str,
+        path: str,
+        data: bytes,
+        *,
+        container: ContainerSpec | None = None,
+        mode: int = 0o644,
+        backup: bool = False,
+    ) -> Result:
+        """Write a file atomically, as an act. The path goes into the journal, the bytes do not: they may hold secrets."""
+        ...
+
+    def look(self, *probes: Probe[Any]) -> Seen:
+        """Read-only questions whose evidence is kept. A lost machine makes every answer unknown."""
+        ...
+
     def peek(self, *probes: Probe[Any]) -> Seen:
         """Read-only questions for waiting between acts; not kept as evidence. Raises ConnectionLost."""
         ...
 
     def proven(self, note: str) -> None:
         """Journal who answers now, after a reconnect."""
+        ...
+
+
+class Bench(Protocol):
+    """What a measure is given to experiment with. Nothing on it changes the machine's configuration."""
+
+    @property
+    def host(self) -> Host: ...
+
+    def look(self, *probes: Probe[Any]) -> Seen:
+        """Ask probes; their evidence is kept. A lost machine makes every answer unknown."""
+        ...
+
+    def tunnel(self, port: int, container: ContainerSpec | None = None) -> AbstractContextManager[tuple[str, int]]:
+        """A loopback address here that leads to ``port`` as the service's own userland has it: ``with … as (address, port)``.
+
+        Raises CannotTell when the container's address cannot be learnt, TransportError when the machine is lost.
+        """
+        ...
+
+    def keep(self, name: str, data: bytes, what: str) -> str:
+        """Keep raw bytes (an HTTP answer) as evidence under ``evidence/``; the id of it."""
+        ...
+
+    def tell(self, text: str) -> None:
+        """One line of progress."""
         ...
 
 

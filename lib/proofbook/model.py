@@ -326,6 +326,52 @@ class Check(ABC):
         return Finding(self.name, Verdict.NOT_CHECKED, reason, **more)
 
 
+# ------------------------------------------------------------------------------------------- measuring
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What a :class:`Measure` found: numbers with their conditions, never a verdict.
+
+    ``value`` holds JSON values only; its shape is the measure's own and said in its docstring. ``problems`` says what
+    went wrong while measuring (a request that hung, an arm that was cut short); a check decides what that means.
+    """
+
+    name: str
+    title: str
+    unit: str  # of the main number: "ms/token", "tokens/step", …
+    conditions: Mapping[str, Any]  # what the numbers hold for: prompts, concurrency, repeats, versions
+    value: Mapping[str, Any]
+    taken_at: datetime
+    took_s: float
+    problems: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+
+
+class Measure(ABC):
+    """An experiment on a live system that is neither a read nor a change. Subclasses are frozen dataclasses.
+
+    ``bench`` is :class:`proofbook.host.Bench`. A measure ends by its own deadlines and tells its trouble in
+    ``Measurement.problems``; it raises only when the machine itself is lost (TransportError).
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+
+    @abstractmethod
+    def take(self, bench: Any) -> Measurement: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Keep a change or take it back: the rung of the procedure's ladder that was reached, and why."""
+
+    keep: bool
+    rung: str
+    because: str
+    limits: tuple[str, ...] = ()  # what it holds for, and what was not verified
+
+
 # -------------------------------------------------------------------------------------------- changing
 
 
@@ -407,7 +453,11 @@ class Approval:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What applying a plan came to. ``outcome``: done · nothing-to-do · unconfirmed (acted, result not seen)."""
+    """What acting on a plan came to.
+
+    ``outcome``: done · nothing-to-do · unconfirmed (acted, result not seen) · failed (the steps did not go through) ·
+    confirmed · rolled-back · rollback-failed (``facts["by_hand"]`` then lists the commands for a person).
+    """
 
     plan: Plan
     outcome: str
@@ -429,3 +479,11 @@ class Change(ABC):
     @abstractmethod
     def apply(self, plan: Plan, hands: Any, tell: Callable[[str], None]) -> Applied:
         """Act. ``hands`` is :class:`proofbook.host.Hands`: every act through it is journaled before and after."""
+
+    def confirm(self, plan: Plan, hands: Any, tell: Callable[[str], None]) -> Applied:
+        """Keep what was applied: take the guard away. A change without a guard has nothing to confirm."""
+        return Applied(plan, "confirmed", f"{plan.title}: kept")
+
+    def rollback(self, plan: Plan, hands: Any, tell: Callable[[str], None]) -> Applied:
+        """Bring back the state before, from the plan alone, and prove it. Outcome: rolled-back or rollback-failed."""
+        return Applied(plan, "rollback-failed", f"{plan.title}: cannot be undone", {"by_hand": list(plan.cannot_undo)})
