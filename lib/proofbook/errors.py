@@ -9,6 +9,8 @@
     │   └── NoSuchRun             the archive holds no such run
     ├── StoppedAtGate             the run waits for an approval (exit code 3)
     ├── NotApproved               an act without the approval that it needs
+    │   └── ApprovalUsed          the approval was used before; the machine itself says so
+    ├── LeaseHeld                 another run is changing this machine
     ├── PlanDrifted               the machine is no longer as the plan saw it
     ├── TransportError            the way to the machine
     │   ├── CannotConnect         no answer, refused, or no way there
@@ -31,6 +33,7 @@ Every message says what was wrong, what is allowed, and what to do.
 from __future__ import annotations
 
 __all__ = [
+    "ApprovalUsed",
     "BadInventory",
     "BadParameter",
     "CannotConnect",
@@ -40,6 +43,7 @@ __all__ = [
     "DeadlinePassed",
     "DiskFull",
     "LabError",
+    "LeaseHeld",
     "LoginFailed",
     "NoSuchRun",
     "NotApproved",
@@ -97,6 +101,14 @@ class StoppedAtGate(ProofbookError):
 
 class NotApproved(ProofbookError):
     """An act was asked for without the approval that it needs."""
+
+
+class ApprovalUsed(NotApproved):
+    """The approval was used before; the machine itself keeps the list."""
+
+
+class LeaseHeld(ProofbookError):
+    """Another run is changing this machine; only one does at a time."""
 
 
 class PlanDrifted(ProofbookError):

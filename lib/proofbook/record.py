@@ -11,6 +11,7 @@ A manifest shows that nothing changed since the seal; it does not show that what
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -96,6 +97,9 @@ class RunRecord:
     findings: Sequence[Mapping[str, Any]] = ()
     tables: Sequence[Mapping[str, Any]] = ()
     plans: Sequence[Mapping[str, Any]] = ()  # each with its gates, acts and outcome
+    decisions: Sequence[Mapping[str, Any]] = ()  # keep or take back: {keep, rung, because, limits, ts}
+    measurements: Sequence[Mapping[str, Any]] = ()
+    pictures: Sequence[Mapping[str, Any]] = ()  # {name, title, file, alt}
     notes: Sequence[Mapping[str, Any]] = ()
     timeline: Sequence[Mapping[str, Any]] = ()
     configuration: Mapping[str, Any] = field(default_factory=dict)
@@ -315,8 +319,21 @@ class _Builder:
         self.own: dict[str, Any] = {"run_id": ""}
         self.lists: dict[str, list[Any]] = {
             name: []
-            for name in ("troubles", "identities", "steps", "findings", "plans", "notes", "timeline", "evidence", "redactions")
+            for name in (
+                "troubles",
+                "identities",
+                "steps",
+                "findings",
+                "plans",
+                "decisions",
+                "measurements",
+                "notes",
+                "timeline",
+                "evidence",
+                "redactions",
+            )
         }
+        self.pictures: dict[str, Mapping[str, Any]] = {}
         self.tables: dict[str, Mapping[str, Any]] = {}
         self.values: dict[str, Any] = {}
         self.configuration: dict[str, Any] = {}
@@ -346,6 +363,7 @@ class _Builder:
             **self.own,
             **lists,
             tables=tuple(self.tables.values()),
+            pictures=tuple(self.pictures.values()),
             values=self.values,
             configuration=self.configuration,
             journal=journal,
@@ -414,6 +432,19 @@ class _Builder:
 
     def _on_table(self, ts: str, data: Mapping[str, Any]) -> None:
         self.tables[data["name"]] = data  # told again: the later one holds
+
+    def _on_measurement(self, ts: str, data: Mapping[str, Any]) -> None:
+        self.lists["measurements"].append({**data, "ts": ts, "step": self.step["step"] if self.step else None})
+        whence = f", taken over from {data['from_run']}" if data.get("from_run") else ""
+        trouble = f"; {len(data['problems'])} problem(s)" if data.get("problems") else ""
+        self._mark(ts, "measurement", f"Measured: {data['title']} ({duration_text(data['took_s'])}{whence}{trouble})")
+
+    def _on_picture(self, ts: str, data: Mapping[str, Any]) -> None:
+        self.pictures[data["name"]] = data  # drawn again: the later one holds
+
+    def _on_decision(self, ts: str, data: Mapping[str, Any]) -> None:
+        self.lists["decisions"].append({**data, "ts": ts})
+        self._mark(ts, "gate", f"Decision: {'keep' if data['keep'] else 'take back'} ({data['rung']}): {data['because']}")
 
     def _on_plan(self, ts: str, data: Mapping[str, Any]) -> None:
         self.lists["plans"].append({**data, "ts": ts, "gates": [], "acts": [], "applied": None})
@@ -599,8 +630,8 @@ def _html(record: RunRecord, excerpts: _Excerpts | None) -> str:
     told = told_once(record.findings)
     groups = [(v.value, found) for v in VERDICTS if (found := [f for f in told if f["verdict"] == v])]
     template = _environment().get_template("record.html.j2")
-    excerpt = excerpts.html if excerpts else None
-    return str(template.render(r=record, groups=groups, looks=_looks(record), excerpt=excerpt, manifest=MANIFEST))
+    shown_parts: dict[str, Any] = {"excerpt": excerpts.html, "drawn": excerpts.picture} if excerpts else {}
+    return str(template.render(r=record, groups=groups, looks=_looks(record), manifest=MANIFEST, **shown_parts))
 
 
 def _looks(record: RunRecord) -> dict[str, Any]:
@@ -653,6 +684,16 @@ class _Excerpts:
             + " …]"
         )
         return "\n".join([*head, left_out, *matched, *(["[…]"] if matched else []), *tail])
+
+    def picture(self, path: str) -> str:
+        """A picture's bytes in base64, "" when it is not a readable PNG of this record."""
+        if not re.fullmatch(r"pictures/[A-Za-z0-9._-]+\.png", path) or (self._run_dir / path).is_symlink():
+            return ""
+        try:
+            data = (self._run_dir / path).read_bytes()
+        except OSError:
+            return ""
+        return base64.b64encode(data).decode() if data.startswith(b"\x89PNG") else ""
 
     def _matters(self, line: str) -> bool:
         return any(wanted in line or line.strip() in wanted for wanted in self._wanted if line.strip())
@@ -824,6 +865,17 @@ def _outputs(events: Sequence[Event], excerpts: _Excerpts) -> Iterator[dict[str,
         elif event["event"] == "table":
             told: dict[str, Any] = {"title": data["title"], "note": data.get("note", "")}
             yield _display(table_html(data["columns"], data["rows"], **told), table_text(data["columns"], data["rows"], **told))
+        elif event["event"] == "picture":
+            if drawn := excerpts.picture(data["file"]):
+                yield {
+                    "output_type": "display_data",
+                    "metadata": {},
+                    "data": {"image/png": drawn, "text/plain": f"{data['title']}: {data['alt']}"},
+                }
+        elif event["event"] == "measurement":
+            html = Markup("<details><summary>{}</summary><pre>{}</pre></details>")
+            told_value = json.dumps(data["value"], ensure_ascii=False, indent=1)[:SHOWN_IN_NOTEBOOK]
+            yield _display(html.format(f"{data['title']} ({data['unit']})", told_value), told_value)
         elif event["event"] == "step.ended" and data.get("outcome") == "failed":
             error = str(data.get("error") or "failed")
             yield {"output_type": "error", "ename": "StepFailed", "evalue": error, "traceback": error.splitlines()}
@@ -863,6 +915,11 @@ def _spoken(event: str, data: Mapping[str, Any]) -> str:
             return f"acting ({data['act']}): {data['what']}: {_argv_text(data['argv'])}"
         case "act.outcome":
             return f"act {data['act']} came out {data['outcome']} {data.get('note', '')}".rstrip()
+        case "decision":
+            return f"decision: {'keep' if data['keep'] else 'take back'} ({data['rung']}): {data['because']}"
+        case "measurement":
+            problems = "".join(f"\n  problem: {problem}" for problem in data.get("problems") or ())
+            return f"measured: {data['title']}{problems}"
         case "applied":
             return f"applied: {data['outcome']}: {data.get('summary', '')}"
         case _:

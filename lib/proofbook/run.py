@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -31,7 +31,8 @@ from proofbook.errors import (
     StoppedAtGate,
     TransportError,
 )
-from proofbook.host import Host
+from proofbook.host import Hands, Host
+from proofbook.intent import ContainerSpec
 from proofbook.journal import Journal, Writer
 from proofbook.model import (
     Applied,
@@ -39,8 +40,11 @@ from proofbook.model import (
     Change,
     Check,
     Command,
+    Decision,
     Evidence,
     Finding,
+    Measure,
+    Measurement,
     Observation,
     Plan,
     Probe,
@@ -48,11 +52,13 @@ from proofbook.model import (
     RunStatus,
     Seen,
     Verdict,
+    command,
     exit_code,
     worst,
 )
 from proofbook.probes.base import Answer, drive
 from proofbook.redact import Redactor
+from proofbook.remote import put_command
 
 T = TypeVar("T")
 
@@ -92,6 +98,33 @@ class Memory(Protocol):
     def stored_value(self, run_id: str, name: str) -> Mapping[str, Any]:
         """The value that run ``run_id`` stored under ``name`` (schema, value). Raises NoSuchRun."""
         ...
+
+
+class Custody(Protocol):
+    """One mutating run a machine: the lease that is held there, and the approvals that were used there."""
+
+    def take(self, hands: Hands, digest: str) -> None:
+        """Hold the machine for this run, and use up the approval there. Raises LeaseHeld, ApprovalUsed."""
+        ...
+
+    def release(self, hands: Hands) -> None:
+        """Let the machine go."""
+        ...
+
+
+class Earlier(Protocol):
+    """The run that this one goes on with: what it planned, who approved it, and what it measured before the change."""
+
+    run_id: str
+    origin: str  # the run that began the change: what it left on the machine carries this id
+
+    def plan(self, change: str) -> Plan | None: ...
+
+    def approval(self, digest: str) -> Approval | None:
+        """The approval that opened its gate for exactly this plan."""
+        ...
+
+    def measurement(self, name: str) -> Measurement | None: ...
 
 
 class NoMemory:
@@ -181,6 +214,8 @@ class Run:
         listeners: Sequence[Listener] = (),
         memory: Memory | None = None,
         person: Person | None = None,
+        custody: Custody | None = None,
+        earlier: Earlier | None = None,
     ) -> None:
         self.about = about
         self.folder = folder
@@ -193,6 +228,11 @@ class Run:
         self._listeners = list(listeners)
         self.memory: Memory = memory or NoMemory()
         self._person = person
+        self._custody = custody
+        self._earlier = earlier
+        self._holds_machine = False
+        self._unconfirmed: Applied | None = None
+        self._came_to = RunStatus.COMPLETED
         self._done: dict[tuple[str, str], Any] = {}
         self._steps = 0
         self._acts = 0
@@ -211,6 +251,11 @@ class Run:
     @property
     def status(self) -> RunStatus:
         return self._status
+
+    @property
+    def origin(self) -> str:
+        """The run that began the change: this one, or the one that it goes on with."""
+        return self._earlier.origin if self._earlier is not None else self.about.run_id
 
     @property
     def open(self) -> bool:
@@ -316,6 +361,11 @@ class Run:
         """What an ended run must not hide: that something was already asked of the machine."""
         if not self._acts:
             return ""
+        if self._unconfirmed is not None:
+            return (
+                f". The change was begun and not confirmed: its guard on the machine takes it back when its time is over; "
+                f"`proofbook resume {self.about.run_id}` goes on with it, `proofbook rollback {self.about.run_id}` undoes it now"
+            )
         return f". {self._acts} act(s) had been sent to the machine by then; look what it does now before anything else"
 
     def _end_on_full_disk(self, step: int, verb: str, error: DiskFull) -> None:
@@ -461,6 +511,30 @@ class Run:
             findings.append(msgspec.convert({k: v for k, v in said.items() if k != "title"}, Finding))
         return findings
 
+    # ----------------------------------------------------------------------------------------- measuring
+
+    def measure(self, measure: Measure, *, title: str = "", again: bool = False) -> Measurement:
+        """Verb: experiment on the live system. What an earlier run measured before its change is taken from there."""
+
+        def do() -> Measurement:
+            stored = self._earlier.measurement(measure.name) if self._earlier is not None else None
+            if stored is not None and self._earlier is not None:
+                self._say("measurement", {**msgspec.to_builtins(stored), "from_run": self._earlier.run_id}, durable=True)
+                return stored
+            bench = _RunBench(self, measure.name)
+            taken = measure.take(bench)
+            measured = replace(taken, evidence=tuple(dict.fromkeys([*taken.evidence, *bench.kept])))
+            self._say("measurement", {**msgspec.to_builtins(measured), "from_run": ""}, durable=True)
+            return measured
+
+        return self._step("measure", repr(measure), title or measure.title, do, again=again)
+
+    def picture(self, name: str, title: str, png: bytes, alt: str) -> None:
+        """Put a picture (PNG) into the record. ``alt`` says in words what it shows."""
+        path = f"pictures/{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}.png"
+        self._writer.write_bytes(path, png)
+        self._say("picture", {"name": name, "title": title, "file": path, "alt": alt})
+
     # ------------------------------------------------------------------------------------------ changing
 
     def plan(self, change: Change, *, title: str = "") -> PlanView:
@@ -469,7 +543,7 @@ class Run:
         def do() -> PlanView:
             seen = self.look(*change.needs(), look="plan")
             self.seen = self.seen.merged(seen)
-            plan = change.plan(seen, self.host.identity)
+            plan = self._begun(change) or change.plan(seen, self.host.identity)
             issued = datetime.now(UTC)
             self._changes[plan.digest] = change
             self._plan_seen[plan.digest] = issued
@@ -481,6 +555,21 @@ class Run:
             self._person.show(view.plan)
         return view
 
+    def _begun(self, change: Change) -> Plan | None:
+        """The plan that the earlier run had begun to act on; the machine may be anywhere between its two ends now."""
+        if self._earlier is None:
+            return None
+        plan = self._earlier.plan(change.name)
+        if plan is None or self._earlier.approval(plan.digest) is None:
+            return None
+        now = self.host.identity
+        if (plan.host.machine_id, plan.host.host_key) != (now.machine_id, now.host_key):
+            raise OtherMachine(
+                f"run {self._earlier.run_id} was of another machine (machine-id {plan.host.machine_id})",
+                hint=f"{self.host.name} is {now.machine_id}; go on where that run began",
+            )
+        return plan
+
     def gate(self, view: PlanView, *, approver: str = "", approved: str = "") -> None:
         """Verb: let exactly this plan through, or stop. ``approved`` is the digest of the plan that was read."""
         plan = view.plan
@@ -491,6 +580,9 @@ class Run:
             self._say("gate", {"digest": plan.digest, "decision": "nothing-to-do", "approver": "", "how": "", "text": plan.title})
             return
         how = "parameter"
+        before = self._earlier.approval(plan.digest) if self._earlier is not None else None
+        if before is not None and self._earlier is not None:
+            approver, approved, how = before.approver, before.digest, f"given in run {self._earlier.run_id}"
         if not approved and self._person is not None:
             approver, how = self._person.ask(plan)
             approved = plan.digest if approver else ""
@@ -542,6 +634,8 @@ class Run:
             differs = "the machine or the parameters differ from what was read"
             return f"it is for {approved}, and the plan of now is {plan.digest} ({differs})"
         issued = self.memory.issued(approved)
+        if self._earlier is not None and self._earlier.approval(approved) is not None:
+            return ""  # the change was begun in time; leaving it half done helps nobody
         if issued and datetime.now(UTC) - issued[1] > APPROVAL_GOOD_FOR:
             return (
                 f"the plan was made at {issued[1]:%Y-%m-%d %H:%M} UTC in {issued[0]}; approvals are good for {APPROVAL_GOOD_FOR}"
@@ -566,17 +660,80 @@ class Run:
         if plan.digest in self._used:
             raise NotApproved("this approval was used already", hint="make a new plan and have it approved")
         change = self._changes[plan.digest]
+        hands = _RunHands(self, plan)
+        if self._custody is not None:
+            self._custody.take(hands, plan.digest)
+            self._holds_machine = True
+        if not self._is_begun(plan):
+            self._refuse_drift(change, plan)
+        self._used.add(plan.digest)
+        self._unconfirmed = Applied(plan, "unconfirmed", f"{plan.title}: begun") if plan.undo else None
+        applied = change.apply(plan, hands, self.tell)
+        self._unconfirmed = applied if plan.undo else None
+        self._say("applied", _without_plan(applied), durable=True)
+        return applied
+
+    def _is_begun(self, plan: Plan) -> bool:
+        return self._earlier is not None and self._earlier.approval(plan.digest) is not None
+
+    def _refuse_drift(self, change: Change, plan: Plan) -> None:
         seen = self.look(*change.needs(), look="before the act")
         again = change.plan(seen, self.host.identity)
         if again.digest != plan.digest:
+            self._let_go(_RunHands(self, plan))
             raise PlanDrifted(
                 f"the machine is no longer as the plan saw it (plan {plan.digest[:19]}…, now {again.digest[:19]}…)",
                 hint="make a new plan, read it, and have it approved",
             )
-        self._used.add(plan.digest)
-        applied = change.apply(plan, _RunHands(self, plan), self.tell)
+
+    def confirm(self, applied: Applied, decision: Decision) -> Applied:
+        """Verb: keep what was applied, or take it back, as ``decision`` says. Keeping needs a fresh login first."""
+        plan = applied.plan
+        title = f"{'Keep' if decision.keep else 'Take back'}: {plan.title}"
+        return self._step("confirm", plan.digest, title, lambda: self._confirm(applied, decision))
+
+    def _confirm(self, applied: Applied, decision: Decision) -> Applied:
+        plan = applied.plan
+        if applied.outcome == "nothing-to-do":
+            return applied
+        self._say("decision", {**msgspec.to_builtins(decision), "digest": plan.digest}, durable=True)
+        change, hands = self._changes[plan.digest], _RunHands(self, plan)
+        if decision.keep:
+            self.host.reopen()
+            self.proven("a fresh login before the change is kept")
+            came_to = change.confirm(plan, hands, self.tell)
+        else:
+            came_to = change.rollback(plan, hands, self.tell)
+        self.came_to(came_to)
+        return came_to
+
+    def rollback(self, change: Change, plan: Plan) -> Applied:
+        """Verb: undo what another run of ours had begun, from its plan."""
+
+        def do() -> Applied:
+            hands = _RunHands(self, plan)
+            if self._custody is not None:
+                self._custody.take(hands, plan.digest)
+                self._holds_machine = True
+            self._unconfirmed = Applied(plan, "unconfirmed", f"{plan.title}: begun by an earlier run")
+            undone = change.rollback(plan, hands, self.tell)
+            self.came_to(undone)
+            return undone
+
+        return self._step("rollback", plan.digest, f"Take back: {plan.title}", do)
+
+    def came_to(self, applied: Applied) -> None:
+        """How the change ended, for the record and for the run's status."""
         self._say("applied", _without_plan(applied), durable=True)
-        return applied
+        ends = {"rolled-back": RunStatus.ROLLED_BACK, "rollback-failed": RunStatus.ROLLBACK_FAILED}
+        self._came_to = ends.get(applied.outcome, self._came_to)
+        if applied.outcome in ("confirmed", "rolled-back"):
+            self._unconfirmed = None
+
+    def _let_go(self, hands: Hands) -> None:
+        if self._custody is not None and self._holds_machine:
+            self._holds_machine = False
+            self._custody.release(hands)
 
     def proven(self, note: str) -> None:
         """Journal who answers now (after a reconnect)."""
@@ -634,8 +791,18 @@ class Run:
     def close(self, summary: str = "") -> Run:
         """Verb: end the run and seal its record. A later close changes nothing."""
         if self.open:
-            self._end(RunStatus.COMPLETED, summary)
+            if self._unconfirmed is not None and self._came_to is RunStatus.COMPLETED:
+                self._take_back_unconfirmed(self._unconfirmed)
+            self._end(self._came_to, summary)
         return self
+
+    def _take_back_unconfirmed(self, applied: Applied) -> None:
+        """A change that nobody confirmed is not kept: the guard would undo it later, so it is done now and seen to work."""
+        decision = Decision(False, "NOT_CONFIRMED", "the run was closed without a decision to keep the change")
+        with suppress(ProofbookError):  # the step's failure is journaled; the status below says the rest
+            self.confirm(applied, decision)
+        if self._unconfirmed is not None:
+            self._came_to = RunStatus.ROLLBACK_FAILED
 
     def abort(self, why: str) -> None:
         """End the run as aborted (the kernel goes away, somebody interrupts)."""
@@ -644,6 +811,9 @@ class Run:
             self._end(RunStatus.ABORTED, why + self._acts_sent())
 
     def _end(self, status: RunStatus, summary: str) -> None:
+        if self._unconfirmed is None and self._holds_machine and self._custody is not None:
+            with suppress(ProofbookError):  # a lease that cannot be given back expires; the act is journaled either way
+                self._let_go(_RunHands(self, None))
         self._status = status
         # WHY: what was checked before the end is not the whole; a run that did not complete is never judged better than UNKNOWN.
         verdict = self.verdict if status is RunStatus.COMPLETED else worst([self.verdict, Verdict.UNKNOWN])
@@ -686,19 +856,42 @@ def _without_plan(applied: Applied) -> Mapping[str, Any]:
 class _RunHands:
     """The hands of an approved plan: see :class:`proofbook.host.Hands`."""
 
-    def __init__(self, run: Run, plan: Plan) -> None:
+    def __init__(self, run: Run, plan: Plan | None) -> None:
         self._run = run
-        self._plan = plan
+        self._digest = plan.digest if plan is not None else ""
 
     @property
     def host(self) -> Host:
         return self._run.host
 
+    @property
+    def run_id(self) -> str:
+        return self._run.origin
+
+    def put(
+        self,
+        what: str,
+        path: str,
+        data: bytes,
+        *,
+        container: ContainerSpec | None = None,
+        mode: int = 0o644,
+        backup: bool = False,
+    ) -> Result:
+        do = put_command(data, path, mode=mode, backup=backup, root=True)
+        argv = (*(container.enter() if container else ()), *do.argv)
+        result = self.act(what, replace(do, argv=argv))
+        assert result is not None  # act gives None only where a loss was expected
+        return result
+
+    def look(self, *probes: Probe[Any]) -> Seen:
+        return self._run.look(*probes, look="acting")
+
     def act(self, what: str, do: Command, *, loss_expected: bool = False) -> Result | None:
         run = self._run
         run._acts += 1
         act = run._acts
-        about = {"act": act, "what": what, "argv": list(do.argv), "host": run.host.name, "digest": self._plan.digest}
+        about = {"act": act, "what": what, "argv": list(do.argv), "host": run.host.name, "digest": self._digest}
         run._say("act.intent", about, durable=True)
         try:
             result = run.host.transport.run(do)
@@ -733,6 +926,46 @@ class _RunHands:
 
     def proven(self, note: str) -> None:
         self._run.proven(note)
+
+
+class _RunBench:
+    """What a measure experiments with: see :class:`proofbook.host.Bench`."""
+
+    def __init__(self, run: Run, measure: str) -> None:
+        self._run = run
+        self._measure = measure
+        self.kept: list[str] = []
+
+    @property
+    def host(self) -> Host:
+        return self._run.host
+
+    def look(self, *probes: Probe[Any]) -> Seen:
+        seen = self._run.look(*probes, look=self._measure)
+        self.kept += [e.id for o in seen.values() for e in o.evidence]
+        return seen
+
+    def tunnel(self, port: int, container: ContainerSpec | None = None) -> AbstractContextManager[tuple[str, int]]:
+        return self._run.host.transport.tunnel(port, self._address_of(container) if container else "127.0.0.1")
+
+    def _address_of(self, container: ContainerSpec) -> str:
+        """The first address that the container gives itself: its loopback is not the machine's."""
+        (result,) = self._run.host.gather([command(*container.enter(), "hostname", "-I", root=True)])
+        self.kept.append(self._run._keep(result, self._measure, self._run.host.identity.boot_id).id)
+        addresses = result.expect().split()
+        if not addresses:
+            raise CannotTell(f"container {container.name} has no address of its own (`hostname -I` says nothing)")
+        return addresses[0]
+
+    def keep(self, name: str, data: bytes, what: str) -> str:
+        run = self._run
+        asked = Command(("http", what), root=False)
+        kept = run._keep(Result(asked, 0, data, b"", run.host.clock.now(), 0.0), name, run.host.identity.boot_id)
+        self.kept.append(kept.id)
+        return kept.id
+
+    def tell(self, text: str) -> None:
+        self._run.tell(text)
 
 
 def runner_facts() -> dict[str, Any]:
