@@ -6,24 +6,28 @@ import errno
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from proofbook.errors import ConnectionLost, NotApproved, OtherMachine, PlanDrifted, Sealed, StoppedAtGate
+from proofbook.errors import ConnectionLost, LeaseHeld, NotApproved, OtherMachine, PlanDrifted, Sealed, StoppedAtGate
 from proofbook.host import Host
 from proofbook.journal import Journal, Writer, read_journal
 from proofbook.model import (
     Action,
     Applied,
+    Approval,
     Change,
     Check,
     Command,
+    Decision,
     Finding,
     Identity,
+    Measure,
+    Measurement,
     Plan,
     Probe,
     Result,
@@ -187,7 +191,14 @@ class Setting:
 
 
 def setting(
-    tmp_path: Path, fake: FakeMachine | None = None, *, mode: str = "headless", memory: Any = None, person: Any = None
+    tmp_path: Path,
+    fake: FakeMachine | None = None,
+    *,
+    mode: str = "headless",
+    memory: Any = None,
+    person: Any = None,
+    custody: Any = None,
+    earlier: Any = None,
 ) -> Setting:
     fake = fake or machine()
     clock = FakeClock()
@@ -205,6 +216,8 @@ def setting(
         parameters=None,
         memory=memory,
         person=person,
+        custody=custody,
+        earlier=earlier,
     )
     run.opened({"run_id": "r1"})
     run.reach()
@@ -417,3 +430,208 @@ def test_a_run_that_did_not_complete_is_never_judged_better_than_unknown(tmp_pat
     bad.run.check(WordIs("other"))
     bad.run.abort("told to stop")
     assert bad.events("run.closing")[-1]["data"]["verdict"] == "FAIL"
+
+
+# ------------------------------------------------------------------------- measuring, keeping, taking back
+
+
+@dataclass(frozen=True)
+class Loudness(Measure):
+    name: ClassVar[str] = "loudness"
+    title: ClassVar[str] = "How loud is it?"
+
+    def take(self, bench: Any) -> Measurement:
+        said = bench.look(Word()).value(Word())
+        raw = bench.keep("answer", b"raw answer", "GET /loudness")
+        bench.tell("listened")
+        return Measurement(
+            self.name, self.title, "dB", {"word": said}, {"loud": 7}, bench.host.clock.now(), 1.0, ("a bird",), (raw,)
+        )
+
+
+@dataclass(frozen=True)
+class Guarded(SetWord):
+    """Sets the word; can be confirmed, and taken back from its plan alone."""
+
+    breaks: str = ""
+
+    def plan(self, seen: Seen, host: Identity) -> Plan:
+        plan = super().plan(seen, host)
+        undo = (Action("set it back", ("set", str(plan.pre_state["word"]))),)
+        return replace(plan, undo=undo if plan.actions else ())
+
+    def apply(self, plan: Plan, hands: Any, tell: Callable[[str], None]) -> Applied:
+        if self.breaks == "apply":
+            hands.act("half of it", command("set", self.to))
+            raise ConnectionLost("the connection went away")
+        return super().apply(plan, hands, tell)
+
+    def confirm(self, plan: Plan, hands: Any, tell: Callable[[str], None]) -> Applied:
+        hands.act("take the guard away", command("unguard", hands.run_id))
+        return Applied(plan, "confirmed", "kept")
+
+    def rollback(self, plan: Plan, hands: Any, tell: Callable[[str], None]) -> Applied:
+        result = hands.act("set it back", command(*plan.undo[0].argv))
+        assert result is not None
+        by_hand = {} if result.ok else {"by_hand": ["set " + str(plan.pre_state["word"])]}
+        return Applied(plan, "rolled-back" if result.ok else "rollback-failed", "taken back", by_hand)
+
+
+@dataclass
+class Lease:
+    """Custody that remembers what was asked of it."""
+
+    held_by: str = ""
+    said: list[str] = field(default_factory=list)
+
+    def take(self, hands: Any, digest: str) -> None:
+        if self.held_by:
+            raise LeaseHeld(f"run {self.held_by} is changing this machine")
+        self.said.append(f"take {hands.run_id}")
+
+    def release(self, hands: Any) -> None:
+        self.said.append("release")
+
+
+@dataclass
+class Before:
+    """An earlier run that had begun this plan."""
+
+    begun: Plan
+    run_id: str = "r0"
+    origin: str = "r0"
+    measured: Measurement | None = None
+
+    def plan(self, change: str) -> Plan | None:
+        return self.begun if change == self.begun.change else None
+
+    def approval(self, digest: str) -> Approval | None:
+        return Approval(digest, "alice", "parameter", START) if digest == self.begun.digest else None
+
+    def measurement(self, name: str) -> Measurement | None:
+        return self.measured if self.measured is not None and name == self.measured.name else None
+
+
+KEEP = Decision(True, "PASS", "it pays", ("one model only",))
+TAKE_BACK = Decision(False, "FAIL_SPEC_OFF", "no draft was accepted")
+
+
+def changed(tmp_path: Path, change: SetWord, **more: Any) -> tuple[Setting, Applied]:
+    fake = machine()
+    fake.says |= {("set", "old"): b"", ("unguard", "r1"): b"", ("unguard", "r0"): b""}
+    s = setting(tmp_path, fake, **more)
+    view = s.run.plan(change)
+    s.run.gate(view, approver="alice", approved=view.digest)
+    return s, s.run.apply(view)
+
+
+def test_a_measurement_is_journaled_with_its_evidence_and_taken_once(tmp_path: Path) -> None:
+    s = setting(tmp_path)
+    measured = s.run.measure(Loudness())
+    assert s.run.measure(Loudness()) is measured
+    (event,) = s.events("measurement")
+    assert event["data"]["value"] == {"loud": 7}
+    assert event["data"]["problems"] == ["a bird"]
+    kept = {e["data"]["id"]: e["data"] for e in s.events("evidence")}
+    assert [kept[i]["argv"] for i in measured.evidence] == [["http", "GET /loudness"], ["say", "word"]]
+    assert (s.folder / kept[measured.evidence[0]]["stdout_file"]).read_bytes() == b"raw answer"
+
+
+def test_a_kept_change_is_confirmed_over_a_fresh_login_and_the_machine_is_let_go(tmp_path: Path) -> None:
+    lease = Lease()
+    s, applied = changed(tmp_path, Guarded("new"), custody=lease)
+    logins = len(s.events("host.proven"))
+    assert s.run.confirm(applied, KEEP).outcome == "confirmed"
+    assert len(s.events("host.proven")) == logins + 1
+    assert ("unguard", "r1") in s.machine.asked
+    s.run.close()
+    assert s.run.status is RunStatus.COMPLETED
+    assert lease.said == ["take r1", "release"]
+    assert s.events("decision")[0]["data"]["limits"] == ["one model only"]
+
+
+def test_a_change_that_does_not_hold_is_taken_back_and_the_status_says_so(tmp_path: Path) -> None:
+    s, applied = changed(tmp_path, Guarded("new"))
+    assert s.run.confirm(applied, TAKE_BACK).outcome == "rolled-back"
+    s.run.close()
+    assert s.run.status is RunStatus.ROLLED_BACK
+    assert s.events("run.closing")[0]["data"]["exit_code"] == 5
+
+
+def test_an_undo_that_fails_is_its_own_end_and_keeps_the_machine_held(tmp_path: Path) -> None:
+    lease = Lease()
+    s, applied = changed(tmp_path, Guarded("new"), custody=lease)
+    del s.machine.says["set", "old"]
+    assert s.run.confirm(applied, TAKE_BACK).facts["by_hand"] == ["set old"]
+    s.run.close()
+    assert s.run.status is RunStatus.ROLLBACK_FAILED
+    assert lease.said == ["take r1"]
+
+
+def test_closing_without_a_decision_takes_the_change_back(tmp_path: Path) -> None:
+    s, _ = changed(tmp_path, Guarded("new"))
+    s.run.close()
+    assert s.run.status is RunStatus.ROLLED_BACK
+    assert ("set", "old") in s.machine.asked
+
+
+def test_a_run_that_dies_while_acting_says_that_the_guard_is_armed_and_how_to_go_on(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionLost):
+        changed(tmp_path, Guarded("new", breaks="apply"))
+    closing = read_journal(tmp_path / "run.partial" / "journal.jsonl").events[-1]["data"]
+    assert closing["status"] == "aborted"
+    assert "proofbook resume r1" in closing["summary"]
+    assert "proofbook rollback r1" in closing["summary"]
+
+
+def test_a_machine_that_another_run_is_changing_is_not_touched(tmp_path: Path) -> None:
+    with pytest.raises(LeaseHeld, match="r7"):
+        changed(tmp_path, Guarded("new"), custody=Lease(held_by="r7"))
+
+
+def test_a_drifted_machine_is_let_go_again(tmp_path: Path) -> None:
+    lease = Lease()
+    s = setting(tmp_path, custody=lease)
+    view = s.run.plan(Guarded("new"))
+    s.run.gate(view, approver="alice", approved=view.digest)
+    s.machine.says["say", "word"] = b"somebody was here\n"
+    with pytest.raises(PlanDrifted):
+        s.run.apply(view)
+    assert lease.said == ["take r1", "release"]
+
+
+def test_going_on_uses_the_plan_the_approval_and_the_baseline_of_the_run_that_died(tmp_path: Path) -> None:
+    first = setting(tmp_path / "first")
+    begun = first.run.plan(Guarded("new")).plan
+    measured = first.run.measure(Loudness())
+    fake = machine(word=b"half way\n")
+    fake.says["unguard", "r0"] = b""
+    s = setting(tmp_path / "second", fake, earlier=Before(begun, measured=measured))
+    assert s.run.measure(Loudness()) == measured
+    assert s.events("measurement")[0]["data"]["from_run"] == "r0"
+    view = s.run.plan(Guarded("new"))
+    assert view.digest == begun.digest
+    s.run.gate(view)
+    assert s.events("gate")[0]["data"]["approver"] == "alice"
+    applied = s.run.apply(view)
+    assert applied.outcome == "done"
+    assert s.run.confirm(applied, KEEP).outcome == "confirmed"
+    assert ("unguard", "r0") in s.machine.asked
+
+
+def test_a_change_begun_on_another_machine_is_not_gone_on_with(tmp_path: Path) -> None:
+    begun = setting(tmp_path / "first").run.plan(Guarded("new")).plan
+    other = replace(begun, host=replace(begun.host, machine_id="f" * 32))
+    s = setting(tmp_path / "second", earlier=Before(other))
+    with pytest.raises(OtherMachine, match="r0"):
+        s.run.plan(Guarded("new"))
+
+
+def test_what_another_run_began_is_taken_back_from_its_plan(tmp_path: Path) -> None:
+    begun = setting(tmp_path / "first").run.plan(Guarded("new")).plan
+    fake = machine()
+    fake.says["set", "old"] = b""
+    s = setting(tmp_path / "second", fake, earlier=Before(begun))
+    assert s.run.rollback(Guarded(""), begun).outcome == "rolled-back"
+    s.run.close()
+    assert s.run.status is RunStatus.COMPLETED  # that was what this run was for

@@ -718,6 +718,8 @@ class Run:
             self._unconfirmed = Applied(plan, "unconfirmed", f"{plan.title}: begun by an earlier run")
             undone = change.rollback(plan, hands, self.tell)
             self.came_to(undone)
+            if undone.outcome == "rolled-back":
+                self._came_to = RunStatus.COMPLETED  # that was what this run was for
             return undone
 
         return self._step("rollback", plan.digest, f"Take back: {plan.title}", do)
