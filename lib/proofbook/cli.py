@@ -195,6 +195,34 @@ def _print_plan(plan: Mapping[str, Any], outcome: Outcome) -> None:
     out.print(f"  --approve {outcome.waiting_for['digest'] if outcome.waiting_for else ''} --approver YOUR-NAME\n", markup=False)
 
 
+# ---------------------------------------------------------------------------------------------- recover
+
+
+RunArgument = Annotated[str, typer.Argument(help="A run id, or the beginning or the end of one.")]
+
+
+@app.command()
+def resume(run: RunArgument, outputs: OutputsOption = None, as_json: JsonFlag = False) -> None:
+    """Go on with a change whose runner died after the approval: asks the machine what happened, then carries on."""
+    from proofbook import recover
+
+    progress = Progress()
+    outcome = recover.resume(run, outputs=outputs, tell=progress)
+    _print_outcome(outcome, progress, as_json=as_json)
+    raise typer.Exit(outcome.exit_code)
+
+
+@app.command()
+def rollback(run: RunArgument, outputs: OutputsOption = None, as_json: JsonFlag = False) -> None:
+    """Undo what a run began or kept, and verify the old state; says what to do by hand when that fails."""
+    from proofbook import recover
+
+    progress = Progress()
+    outcome = recover.roll_back(run, outputs=outputs, tell=progress)
+    _print_outcome(outcome, progress, as_json=as_json)
+    raise typer.Exit(outcome.exit_code)
+
+
 # ------------------------------------------------------------------------------------------------- demo
 
 

@@ -95,13 +95,13 @@ def launch(
     run_id = new_run_id(runbook, spec.name, datetime.now(UTC))
     book = archive.Archive(folder)
     follower = _Follower(book, run_id, tell)
-    environment = {
+    settings = {
         "PROOFBOOK_OUTPUTS": str(folder),
         "PROOFBOOK_RUN_ID": run_id,
         "PROOFBOOK_PARENT": parent or "",
         "JPY_SESSION_NAME": None,
     }
-    with _environment(environment), follower, _Stops(follower) as stops:
+    with environment(settings), follower, _Stops(follower) as stops:
         trouble = _execute(notebook, typed.model_dump(), run_id)
     return _outcome(book, run_id, runbook, spec.name, trouble, stopped=stops.asked)
 
@@ -226,6 +226,11 @@ class _Follower(contextlib.AbstractContextManager["_Follower"]):
         return offset + whole
 
 
+def followed(book: archive.Archive, run_id: str, tell: Tell | None) -> contextlib.AbstractContextManager[Any]:
+    """Pass on the journal lines of a run that is carried out in this process."""
+    return _Follower(book, run_id, tell)
+
+
 class _Stops(contextlib.AbstractContextManager["_Stops"]):
     """Ctrl-C and SIGTERM reach the kernel as an interrupt, so that the run ends as aborted and sealed, not torn."""
 
@@ -255,7 +260,7 @@ class _Stops(contextlib.AbstractContextManager["_Stops"]):
 
 
 @contextlib.contextmanager
-def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
+def environment(values: Mapping[str, str | None]) -> Iterator[None]:
     """Set (or, with None, drop) variables for the kernel that is about to start, and put back what was there."""
     before = {name: os.environ.get(name) for name in values}
     try:

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from proofbook import archive, live, procedures, record
+from proofbook import archive, begun, live, procedures, record
 from proofbook.errors import BadParameter, ProofbookError
 from proofbook.host import Host
 from proofbook.inventory import HostSpec, connect, load_inventory
@@ -73,7 +73,8 @@ def open_run(runbook: str, namespace: Mapping[str, Any] | None = None) -> Run:
             already.tell("open_run was said again with the same parameters: going on with the open run")
             return already
         already.abort("a new run was opened with other parameters")
-    run = _assemble(procedure, parameters, spec, attended=attended)
+    earlier = _earlier(procedure, parameters)
+    run = assemble(procedure, parameters, spec, attended=attended, earlier=earlier)
     _current[runbook] = run
     run.reach()
     return run
@@ -117,7 +118,25 @@ def _is_plain(name: str, value: Any) -> bool:
 # --------------------------------------------------------------------------------------------- assembly
 
 
-def _assemble(procedure: Procedure, parameters: Any, spec: HostSpec, *, attended: bool) -> Run:
+def _earlier(procedure: Procedure, parameters: Any) -> begun.Begun | None:
+    """The run to go on with ($PROOFBOOK_RESUME), checked to be of the same runbook and the same parameters."""
+    named = os.environ.pop("PROOFBOOK_RESUME", "")
+    if not named:
+        return None
+    earlier = begun.load(archive.Archive(outputs_folder()), named, undo=False)
+    then, now = dict(earlier.record.parameters), parameters.model_dump()
+    different = sorted(n for n in now if n not in ("approved", "approver") and then.get(n, now[n]) != now[n])
+    if earlier.record.runbook != procedure.name or different:
+        raise BadParameter(
+            f"run {earlier.run_id} of {earlier.record.runbook} cannot be gone on with: "
+            f"{', '.join(different) or 'the runbook'} differs",
+            hint=f"say `proofbook resume {earlier.run_id}`; it takes the parameters of that run",
+        )
+    return earlier
+
+
+def assemble(procedure: Procedure, parameters: Any, spec: HostSpec, *, attended: bool, earlier: begun.Begun | None = None) -> Run:
+    """Put a run together and open its record. Nothing is contacted yet."""
     outputs = outputs_folder()
     transport, clock = connect(spec)
     host = Host(spec.name, transport, clock)
@@ -143,6 +162,7 @@ def _assemble(procedure: Procedure, parameters: Any, spec: HostSpec, *, attended
         listeners=[keeper, *([live.Screen(keeper)] if attended else [])],
         memory=book,
         person=live.LiveGate(str(getattr(parameters, "approver", ""))) if attended else None,
+        earlier=earlier,
     )
     run.opened(
         {
@@ -157,7 +177,8 @@ def _assemble(procedure: Procedure, parameters: Any, spec: HostSpec, *, attended
             "clock": getattr(clock, "describe", "wall"),
             "changes_host": procedure.changes_host,
             "parent": os.environ.get("PROOFBOOK_PARENT") or None,
-            "continues": waiting.run_id if waiting else None,
+            "continues": earlier.run_id if earlier else (waiting.run_id if waiting else None),
+            "origin": run.origin,
             "annotations": {},
         }
     )

@@ -80,6 +80,7 @@ class RunRecord:
     changes_host: bool = False
     parent: str | None = None
     continues: str | None = None
+    origin: str = ""  # the run that began the change, when this one goes on with it
     parameters: Mapping[str, Any] = field(default_factory=dict)
     runner: Mapping[str, Any] = field(default_factory=dict)
     opened_at: str = ""
@@ -386,6 +387,7 @@ class _Builder:
             "changes_host",
             "parent",
             "continues",
+            "origin",
             "parameters",
             "runner",
         )

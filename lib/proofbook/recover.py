@@ -1,0 +1,91 @@
+"""After a dead laptop or a killed kernel: go on with a change that was half done, or take it back.
+
+Both first find out on the machine what happened; the journal of the dead run says only what was meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from proofbook import begun, changes, launch, notebook
+from proofbook.archive import Archive
+from proofbook.errors import BadParameter, ProofbookError, Refused
+from proofbook.inventory import load_inventory
+from proofbook.model import RunStatus, Verdict, exit_code
+from proofbook.procedures import taking_back
+
+Tell = Callable[[Mapping[str, Any]], None]
+
+
+def resume(run: str, *, outputs: Path | None = None, tell: Tell | None = None) -> launch.Outcome:
+    """Run the runbook of ``run`` again, headless, going on with what that run had begun.
+
+    Its plan, its approval and what it measured before the change are taken from its journal; everything else is looked
+    at anew. Never raises for what a run can come to.
+    """
+    folder = (outputs or notebook.outputs_folder()).resolve()
+    try:
+        earlier = begun.load(Archive(folder), run, undo=False)
+    except ProofbookError as error:
+        return launch.refused("resume", "", error)
+    record = earlier.record
+    parameters = {n: v for n, v in record.parameters.items() if n not in ("approved", "approver")}
+    with launch.environment({"PROOFBOOK_RESUME": earlier.run_id}):
+        return launch.launch(record.runbook, parameters, outputs=folder, parent=record.parent, tell=tell)
+
+
+def roll_back(run: str, *, outputs: Path | None = None, tell: Tell | None = None) -> launch.Outcome:
+    """Undo what ``run`` did, verify the old state, and leave a record of its own. Never raises for what it can come to."""
+    folder = (outputs or notebook.outputs_folder()).resolve()
+    book = Archive(folder)
+    try:
+        earlier = begun.load(book, run, undo=True)
+        spec = load_inventory().resolve(earlier.record.host)
+        plan = earlier.approved_plan
+        change = changes.acting(plan.change)
+    except Refused as error:
+        return launch.refused("rollback", "", error)
+    except ProofbookError as error:
+        return launch.refused("rollback", run, BadParameter(str(error)))
+    parameters = taking_back.PROCEDURE.validate({"host": spec.name, "run": earlier.run_id})
+    run_id = notebook.new_run_id(taking_back.PROCEDURE.name, spec.name, datetime.now(UTC))
+    with launch.environment({"PROOFBOOK_OUTPUTS": str(folder), "PROOFBOOK_RUN_ID": run_id}), launch.followed(book, run_id, tell):
+        undoing = notebook.assemble(taking_back.PROCEDURE, parameters, spec, attended=False, earlier=earlier)
+        trouble = ""
+        try:
+            undoing.reach()
+            undone = undoing.rollback(change, plan)
+            undoing.check(*taking_back.checks(undone), look="after taking back")
+            undoing.close()
+        except ProofbookError as error:  # the run has said so in its journal
+            trouble = str(error)
+            undoing.abort(trouble)
+    return _outcome(book, run_id, spec.name, trouble)
+
+
+def _outcome(book: Archive, run_id: str, host: str, trouble: str) -> launch.Outcome:
+    found = book.load(run_id)
+    folder = book.folder_of(run_id)
+    by_hand = [line for p in found.plans for line in ((p["applied"] or {}).get("facts") or {}).get("by_hand", ())]
+    message = trouble
+    if by_hand:
+        message = "it could not be taken back; by hand, on the machine:\n" + "\n".join(f"  {line}" for line in by_hand)
+    return launch.Outcome(
+        run_id=run_id,
+        runbook=taking_back.PROCEDURE.name,
+        host=host,
+        status=found.status,
+        verdict=found.verdict,
+        conclusion=None,
+        exit_code=exit_code(RunStatus(found.status), Verdict(found.verdict)),
+        not_checked=found.not_checked_reasons,
+        waiting_for=None,
+        record=str(folder) if folder else None,
+        message=message,
+    )
+
+
+__all__ = ["resume", "roll_back"]
