@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from xml.sax.saxutils import escape
+from html import escape  # not xml.sax.saxutils: it loads an HTTP client, which every call in an emulated machine would wait for
 
 from proofbook.lab.sim.smi_rows import (
     DEPRECATED,
@@ -506,7 +506,7 @@ def query_xml(hw: Hardware, rows: list[Row], call: Call, now: datetime, in_conta
     ]
     for row in rows:
         if row.problem:
-            lines.append(escape(row.problem))
+            lines.append(escape(row.problem, quote=False))
             continue
         items = _shown(_tree(hw, row, in_container), call.display)
         lines += [f'\t<gpu id="{row.bus_id}">', *(line for item in items for line in _xml_item(item, 2)), "\t</gpu>", ""]
@@ -527,7 +527,7 @@ def _xml_item(item: _Item, depth: int) -> Iterator[str]:
         # A list without entries: the closing tag stands on its own line, with the word "None" between for MIG devices.
         yield f"{indent}<{item.tag}>"
         if value:
-            yield f"{indent}\t{escape(value)}"
+            yield f"{indent}\t{escape(value, quote=False)}"
         yield f"{indent}</{item.tag}>"
     else:
-        yield f"{indent}<{item.tag}>{escape(value or '')}</{item.tag}>"
+        yield f"{indent}<{item.tag}>{escape(value or '', quote=False)}</{item.tag}>"
