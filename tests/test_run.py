@@ -36,6 +36,7 @@ from proofbook.model import (
     Verdict,
     command,
 )
+from proofbook.record import load_record
 from proofbook.redact import Redactor
 from proofbook.run import About, NoMemory, Run
 from proofbook.transports.base import Peer, Put
@@ -384,6 +385,10 @@ def test_the_typed_gate_lets_a_person_through_or_stops(tmp_path: Path) -> None:
     with pytest.raises(StoppedAtGate):
         no.run.gate(no.run.plan(SetWord("new")))
     assert no.run.status is RunStatus.STOPPED_AT_GATE
+    assert no.events("gate")[0]["data"]["decision"] == "declined"
+    record = load_record(no.folder)
+    assert record.waiting_for is None
+    assert record.headline == "Declined at the gate"
 
 
 def test_a_secret_in_an_answer_reaches_neither_journal_nor_evidence(tmp_path: Path) -> None:

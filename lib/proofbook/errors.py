@@ -92,11 +92,12 @@ class NoSuchRun(Refused):
 
 
 class StoppedAtGate(ProofbookError):
-    """The run waits for an approval of exactly this plan."""
+    """The run waits for an approval of exactly this plan, or somebody declined it."""
 
-    def __init__(self, message: str, *, digest: str, hint: str = "") -> None:
+    def __init__(self, message: str, *, digest: str, declined: bool = False, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.digest = digest
+        self.declined = declined
 
 
 class NotApproved(ProofbookError):

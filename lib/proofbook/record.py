@@ -215,7 +215,7 @@ class RunRecord:
         return {
             RunStatus.COMPLETED: _COMPLETED[self.verdict] if not self.not_checked or self.verdict != "PASS" else _PASS_IN_PART,
             RunStatus.RUNNING: f"Not finished{so_far}",
-            RunStatus.STOPPED_AT_GATE: "Waiting for an approval",
+            RunStatus.STOPPED_AT_GATE: "Waiting for an approval" if self.waiting_for else "Declined at the gate",
             RunStatus.ROLLED_BACK: f"Rolled back · {self.verdict}",
             RunStatus.ROLLBACK_FAILED: f"ROLLBACK FAILED · {self.verdict}",
             RunStatus.ABORTED: f"Aborted{so_far}",
@@ -467,6 +467,7 @@ class _Builder:
         said = {
             "approved": f"Approved by {data.get('approver') or '?'} ({data.get('how') or 'unknown way'})",
             "waiting": "Gate: waiting for an approval",
+            "declined": f"Gate: declined ({data.get('how') or 'unknown way'})",
             "refused": f"Gate refused: {data.get('text', '')}",
             "nothing-to-do": "Gate: nothing to do, nothing to approve",
         }

@@ -348,7 +348,8 @@ class Run:
             {"step": step, "key": key, "verb": verb, "outcome": outcome, "error": text, "duration_s": took, "reused": False},
         )
         if isinstance(error, StoppedAtGate):
-            self._end(RunStatus.STOPPED_AT_GATE, f"Waiting for an approval of {error.digest}.")
+            summary = "The plan was declined." if error.declined else f"Waiting for an approval of {error.digest}."
+            self._end(RunStatus.STOPPED_AT_GATE, summary)
         elif self._is_final(error):
             hint = error.hint if isinstance(error, ProofbookError) else ""
             message = ProofbookError(str(error.args[0]) if error.args else type(error).__name__).args[0]
@@ -588,12 +589,17 @@ class Run:
             approved = plan.digest if approver else ""
         if not approved:
             declined = self._person is not None  # somebody was there and said no
-            waiting = {"digest": plan.digest, "decision": "waiting", "approver": "", "how": how if declined else ""}
-            self._say("gate", {**waiting, "text": plan.title}, durable=True)
+            decision, by = ("declined", how) if declined else ("waiting", "")
+            self._say(
+                "gate",
+                {"digest": plan.digest, "decision": decision, "approver": "", "how": by, "text": plan.title},
+                durable=True,
+            )
             if declined:
                 raise StoppedAtGate(
                     f"{plan.title} was not approved; {plan.host.hostname} was left as it is",
                     digest=plan.digest,
+                    declined=True,
                     hint="to do it after all, open a new run: execute the cells again from the one with open_run",
                 )
             raise StoppedAtGate(

@@ -97,7 +97,7 @@ def test_do_not_stops_and_what_follows_touches_nothing(notebook: Notebook, outpu
     expect(after.last).to_contain_text("Sealed")
     record = newest(outputs)
     assert record.status == "stopped-at-gate"
-    assert decision(record) == ("waiting", "button")
+    assert decision(record) == ("declined", "button")
     (plan,) = record.plans
     assert plan["acts"] == []
     (machine,) = client.status()

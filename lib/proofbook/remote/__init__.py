@@ -11,8 +11,9 @@ put.sh             writes a file atomically; ``put_command``
 
 A simulated machine speaks the agents' wire format itself. It compares the exec'ed command line with GATHER_COMMAND and
 RUN_COMMAND, collects standard input until ``read_gather_request`` or ``read_run_request`` returns a request instead of
-None, and answers with the bytes of ``write_gather_answer`` (on stdout) or ``write_run_answer`` (stdout, stderr), then
-exit status 0. Inside the commands it recognises READ_FILES, OPEN_DEVICES, CU_INIT and PUT by their text.
+None, and answers: with the bytes of ``write_gather_answer`` on stdout; or with those of ``write_run_start`` on both
+streams, the output as it comes, and ``write_run_answer`` (stdout, stderr). Then exit status 0. Inside the commands it
+recognises READ_FILES, OPEN_DEVICES, CU_INIT and PUT by their text.
 The client sends no end of file on purpose: when it comes, nobody waits for the answer any more.
 """
 
@@ -46,6 +47,7 @@ from proofbook.remote.wire import (
     run_result,
     write_gather_answer,
     write_run_answer,
+    write_run_start,
 )
 
 __all__ = [
@@ -77,6 +79,7 @@ __all__ = [
     "run_result",
     "write_gather_answer",
     "write_run_answer",
+    "write_run_start",
 ]
 
 

@@ -5,7 +5,8 @@
 #
 # WHY "listen" is in a background of its own: dash waits for every process of a pipeline, and this one outlives the
 # command. It reads on after a command that wants no more input, since only the end of file has a meaning.
-# The end of the output is marked by the nonce on both streams, so nobody has to wait for a daemon that keeps them open.
+# The nonce stands before and after the output on both streams: what the start files of the login shell say is not the command's,
+# and nobody has to wait for a daemon that keeps them open.
 # "stop" is called at the deadline or when the client is gone, and again every two seconds: TERM, then KILL, then give up.
 
 LC_ALL=C; PATH=${PATH:-/usr/local/bin:/usr/bin:/bin}:/usr/local/sbin:/usr/sbin:/sbin; SYSTEMD_COLORS=0; SYSTEMD_PAGER=;
@@ -43,6 +44,7 @@ listen() {
 
 status=127; stage=0; pid=; helpers=; clock; start=$cs; wall=$(date +%s.%N);
 trap : PIPE; trap stop USR1 HUP TERM INT;
+echo "$nonce"; echo "$nonce" >&5;
 
 case $size in
   0) ( child "$line" ) < /dev/null & pid=$!; ( exec > /dev/null 5>&-; listen <&3 ) & helpers=$! ;;

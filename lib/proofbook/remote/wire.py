@@ -15,8 +15,8 @@ and the answer; the nonce alone on a line separates its parts, so that output ma
     <nonce> (stdout of 1) <nonce> (stderr of 1) <nonce> … end
 
 run, the request: ``<nonce> <size of the input>``, then ``<timeout in s> <root> <argument> …``, then the input's bytes.
-The answer is the command's own output on both channels; then stdout ends with the nonce on a line, and stderr with
-``<nonce> <exit status or -> <clock> <start> <end> <stage> <uid>``.
+The answer on both channels: whatever the login scripts print, then the nonce and a newline, then the command's own output; then
+stdout ends with the nonce on a line, and stderr with ``<nonce> <exit status or -> <clock> <start> <end> <stage> <uid>``.
 
 Arguments are shell words: in single quotes, a quote as ``"'"`` and a newline as ``"$N"``, so that a command is a line.
 """
@@ -203,8 +203,13 @@ def read_run_request(data: bytes) -> RunRequest | None:
         raise TransportError(f"not a request of run: {error}") from error
 
 
+def write_run_start(request: RunRequest) -> bytes:
+    """What run.sh says on stdout and on stderr before the command's own output, for a machine that is simulated."""
+    return request.nonce.encode() + b"\n"
+
+
 def write_run_answer(request: RunRequest, result: Result, *, uid: int) -> tuple[bytes, bytes]:
-    """What run.sh would answer on stdout and stderr, for a machine that is simulated."""
+    """What run.sh would answer on stdout and stderr after that, for a machine that is simulated."""
     status = "-" if result.exit_status is None else str(result.exit_status)
     times = f"{result.started_at.timestamp():.6f} 0 {round(result.duration_s * 100)}"
     tail = f"{request.nonce} {status} {times} {int(result.timed_out)} {uid}\n"

@@ -57,6 +57,8 @@ _WAY_S = 15.0
 _PIECE = 1024 * 1024
 #: Above this an input is sent by a thread of its own, so that a command that talks meanwhile cannot block both sides.
 _INLINE_INPUT = 256 * 1024
+#: As much of what a login shell says before a command is kept, to tell why there is no answer (bytes).
+_WORDS_OF_LOGIN = 64 * 1024
 
 
 class SshTransport:
@@ -161,7 +163,7 @@ class SshTransport:
         Output over ``max_output`` is read and counted, not kept; the command is not disturbed by that.
         """
         nonce = os.urandom(16).hex()
-        out, err = _Kept(command.max_output, nonce), _Kept(command.max_output, nonce)
+        out, err = _Output(nonce, command.max_output), _Output(nonce, command.max_output)
         with self._call(remote.RUN_COMMAND, remote.run_request(command, nonce), _deadline(command.timeout_s)) as call:
             for stdout, stderr in call.pieces():
                 out.feed(stdout)
@@ -169,7 +171,7 @@ class SshTransport:
                 if out.ended and err.line_complete:
                     return remote.run_result(command, out.kept, err.kept, err.line, (out.lost, err.lost))
             call.check_way()
-        return _no_answer(command, remote.refusal(out.all, err.all))
+        return _no_answer(command, _why_unanswered(out, err))
 
     def gather(self, commands: Sequence[Command]) -> list[Result]:
         """Run many read-only commands in one round trip over one channel; results in the same order.
@@ -203,26 +205,21 @@ class SshTransport:
         ended. Raises ConnectionLost when the way breaks.
         """
         nonce = os.urandom(16).hex()
-        err = _Kept(command.max_output, nonce)
-        mark = nonce.encode()
+        out, err = _Output(nonce, 0), _Output(nonce, command.max_output)
         text = b""
-        ended = False
         with self._call(remote.RUN_COMMAND, remote.run_request(command, nonce), _deadline(command.timeout_s)) as call:
             for stdout, stderr in call.pieces():
                 err.feed(stderr)
-                text += b"" if ended else stdout
-                *lines, text = text.split(b"\n")
+                *lines, text = (text + out.feed(stdout)).split(b"\n")
                 for line in lines:
-                    if mark in line:
-                        ended, text = True, b""
-                        if line != mark:
-                            yield line.partition(mark)[0]
-                        break
                     yield line + b"\n"
-                if ended and err.line_complete:
+                if out.ended and text:
+                    yield text
+                    text = b""
+                if out.ended and err.line_complete:
                     return remote.run_result(command, b"", err.kept, err.line, (0, err.lost))
             call.check_way()
-        return _no_answer(command, remote.refusal(text, err.all))
+        return _no_answer(command, _why_unanswered(out, err))
 
     def put(self, data: bytes, path: str, *, mode: int = 0o644, backup: bool = True, root: bool = True) -> Put:
         """Write a file there atomically (temporary file, fsync, rename), keeping the old content as a backup.
@@ -584,19 +581,21 @@ class _Call:
         while True:
             try:
                 return self._link.transport.open_session(timeout=max(0.1, self._deadline - time.monotonic()))
-            except paramiko.ChannelException:
-                if time.monotonic() >= patience:
+            except paramiko.SSHException:
+                # WHY not ChannelException alone: paramiko has room for one refusal; of two at once, one says only that it failed.
+                if time.monotonic() >= patience or not self._link.alive:
                     raise
             time.sleep(0.02)
 
     def _send(self, request: bytes) -> None:
         if len(request) <= _INLINE_INPUT:
-            self._channel.sendall(request)
+            self._send_quietly(request)
         else:
             threading.Thread(target=self._send_quietly, args=(request,), name="proofbook-input", daemon=True).start()
 
     def _send_quietly(self, request: bytes) -> None:
-        with contextlib.suppress(OSError):  # the command may end without reading it all; its answer says how it went
+        # The far end may be done without reading it all (a shell that only refuses, a command); its answer says how it went.
+        with contextlib.suppress(OSError):
             self._channel.sendall(request)
 
     def pieces(self) -> Iterator[tuple[bytes, bytes]]:
@@ -636,34 +635,41 @@ class _Call:
                 self._channel.close()
 
 
-class _Kept:
-    """One output stream: keeps its first ``room`` bytes, counts the rest, and finds the nonce that ends it."""
+class _Output:
+    """One output stream of a command, between the nonce that starts it and the nonce that ends it.
 
-    def __init__(self, room: int, nonce: str) -> None:
-        self._room = room
+    Keeps its first ``room`` bytes and counts the rest. ``before``: the last that was said before it started.
+    """
+
+    def __init__(self, nonce: str, room: int) -> None:
         self._mark = nonce.encode()
+        self._room = room
         self._kept = bytearray()
         self._tail = b""
         self._after = b""
+        self.before = b""
         self.lost = 0
+        self.started = False
         self.ended = False
 
-    def feed(self, piece: bytes) -> None:
-        if not piece:
-            return
+    def feed(self, piece: bytes) -> bytes:
+        """Take what came; the bytes of the command's own output that are certain by now and were not given before."""
+        if not self.started:
+            piece = self._await_start(piece)
         if self.ended:
             if not self.line_complete:
                 self._after += piece
-            return
-        self._tail += piece
-        at = self._tail.find(self._mark)
-        if at >= 0:
-            self._keep(self._tail[:at])
-            self._after, self._tail, self.ended = self._tail[at + len(self._mark) :], b"", True
-        else:
-            safe = max(0, len(self._tail) - len(self._mark) + 1)
-            self._keep(self._tail[:safe])
-            self._tail = self._tail[safe:]
+            return b""
+        output, self.ended, rest = _cut(self._tail + piece, self._mark)
+        self._tail, self._after = (b"", rest) if self.ended else (rest, b"")
+        self._keep(output)
+        return output
+
+    def _await_start(self, piece: bytes) -> bytes:
+        """What follows the starting nonce; what stands before it is the login shell's."""
+        said, self.started, rest = _cut(self.before + piece, self._mark + b"\n")
+        self.before = said if self.started else (said + rest)[-_WORDS_OF_LOGIN:]
+        return rest if self.started else b""
 
     def _keep(self, data: bytes) -> None:
         fits = max(0, self._room - len(self._kept))
@@ -675,17 +681,29 @@ class _Kept:
         return bytes(self._kept)
 
     @property
-    def all(self) -> bytes:
-        return bytes(self._kept) + self._tail
-
-    @property
     def line_complete(self) -> bool:
         return self.ended and b"\n" in self._after
 
     @property
     def line(self) -> str:
-        """What follows the nonce on its line."""
+        """What follows the ending nonce on its line."""
         return self._after.partition(b"\n")[0].decode("ascii", "replace")
+
+
+def _cut(data: bytes, mark: bytes) -> tuple[bytes, bool, bytes]:
+    """What stands before a mark, whether it is there, and what follows; not there: an end that may be its beginning follows."""
+    before, found, after = data.partition(mark)
+    if found:
+        return before, True, after
+    begun = next((n for n in range(min(len(mark) - 1, len(data)), 0, -1) if data.endswith(mark[:n])), 0)
+    return data[: len(data) - begun], False, data[len(data) - begun :]
+
+
+def _why_unanswered(out: _Output, err: _Output) -> str:
+    """Why the session ended without the command's end: it never started, or nobody was left to say how it ended."""
+    if out.started or err.started:
+        return "the session ended while it ran: whether it did its work there is unknown"
+    return remote.refusal(out.before, err.before)
 
 
 class _Tunnel:

@@ -12,7 +12,7 @@ from proofbook.lab.real.image import USERS
 from proofbook.lab.real.places import locked
 from proofbook.lab.real.processes import run
 
-__all__ = ["SERVICE", "File", "Identity", "common", "identity", "mask", "wanted_by", "write"]
+__all__ = ["SERVICE", "File", "Identity", "common", "identity", "mask", "own", "wanted_by", "write"]
 
 SERVICE = "sglang-qwen.service"
 
@@ -92,8 +92,12 @@ class Identity:
 
     def trust(self, address: str, port: int) -> None:
         """Write the known_hosts file that knows this machine alone."""
+        self.known_hosts.write_text(self.known(address, port))
+
+    def known(self, address: str, port: int) -> str:
+        """The line of a known_hosts file that knows this machine at an address."""
         kind, key = self.host_key.with_suffix(".pub").read_text().split()[:2]
-        self.known_hosts.write_text(f"[{address}]:{port} {kind} {key}\n")
+        return f"[{address}]:{port} {kind} {key}\n"
 
 
 def identity(folder: Path) -> Identity:
@@ -112,17 +116,23 @@ def identity(folder: Path) -> Identity:
     return who
 
 
-def common(who: Identity, hostname: str) -> dict[str, File]:
-    """The files that every machine gets, by path."""
-    authorized = File(who.client_key.with_suffix(".pub").read_bytes())
-    files = {
+def own(who: Identity, hostname: str) -> dict[str, File]:
+    """The files that make a machine itself, by path: no two machines have them alike."""
+    return {
         "/etc/machine-id": File((who.machine_id + "\n").encode(), 0o444),
         "/etc/hostname": File(f"{hostname}\n".encode()),
         "/etc/hosts": File(f"127.0.0.1 localhost\n127.0.1.1 {hostname}\n::1 localhost\n".encode()),
         "/etc/ssh/ssh_host_ed25519_key": File(who.host_key.read_bytes(), 0o600),
         "/etc/ssh/ssh_host_ed25519_key.pub": File(who.host_key.with_suffix(".pub").read_bytes()),
+        "/etc/ssh/authorized_keys/all": File(who.client_key.with_suffix(".pub").read_bytes()),
+    }
+
+
+def common(who: Identity, hostname: str) -> dict[str, File]:
+    """The files that every machine gets, by path."""
+    files = {
+        **own(who, hostname),
         "/etc/ssh/sshd_config.d/lab.conf": File(_SSHD),
-        "/etc/ssh/authorized_keys/all": authorized,
         "/etc/systemd/journald.conf.d/lab.conf": File(
             b"[Journal]\nStorage=persistent\nRateLimitIntervalSec=0\nSystemMaxUse=200M\n"
         ),

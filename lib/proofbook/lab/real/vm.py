@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
@@ -26,15 +28,18 @@ from proofbook.lab.real import debian, image, kernel, packages, qmp, settings, t
 from proofbook.lab.real.endpoint import Endpoint, answers_as_ssh
 from proofbook.lab.real.kernel import Kernel
 from proofbook.lab.real.places import Places, held, locked
-from proofbook.lab.real.processes import Process, started
-from proofbook.lab.real.settings import File
+from proofbook.lab.real.processes import Process, run, started
+from proofbook.lab.real.vm_files import guest_program, vm_files
 
 __all__ = ["Vm", "vms"]
 
 IDLE_S = 1800.0
 #: A boot takes 15-30 s on an idle machine, four times that on a busy one, and much more where many share it.
 START_S = 600.0
+#: How long a program of the lab may take inside, on a machine that is busy.
+GUEST_S = 180.0
 MEMORY_MB = 768
+DISK_GB = 3
 SAVED = "saved"
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
@@ -44,40 +49,6 @@ _CMDLINE = (
     "root=/dev/vda ro console=ttyS0 quiet loglevel=4 net.ifnames=0 nokaslr audit=0 mitigations=off tsc=reliable no_timer_check "
     "noreplace-smp rcupdate.rcu_expedited=1 systemd.show_status=false intel_iommu=on"
 )
-
-_NETWORK = """\
-[Unit]
-Description=Static address on QEMU's user network
-DefaultDependencies=no
-After=systemd-udevd.service
-Before=network.target ssh.service
-
-[Service]
-Type=oneshot
-RemainAfterExit=yes
-ExecStart=/bin/sh /usr/local/lib/lab/network.sh
-
-[Install]
-WantedBy=sysinit.target
-"""
-
-#: After a saved state came back: the clock stands where it stood then, and the edu devices have forgotten their registers' place.
-_AFTER_RESTORE = """\
-import os, struct, sys, time
-time.clock_settime(time.CLOCK_REALTIME, float(sys.argv[1]))
-root = "/sys/bus/pci/devices"
-for name in os.listdir(root):
-    folder = f"{root}/{name}"
-    if open(folder + "/config", "rb").read(4) == bytes.fromhex("3412e811"):
-        start = int(open(folder + "/resource").readline().split()[0], 16)
-        with open(folder + "/config", "r+b", buffering=0) as config:
-            config.seek(0x10)
-            config.write(struct.pack("<I", start))
-            config.seek(4)
-            command, = struct.unpack("<H", config.read(2))
-            config.seek(4)
-            config.write(struct.pack("<H", command | 6))
-"""
 
 
 @dataclass(frozen=True)
@@ -92,6 +63,10 @@ class Vm:
         if not _NAME.fullmatch(self.name):
             raise BadParameter(f"not a VM's name: {self.name!r}", hint="small letters, digits and '-', e.g. vm or vm-two")
         topology.load(self.topology)
+
+    @property
+    def _identity(self) -> settings.Identity:
+        return settings.Identity(self.home / "identity")
 
     @property
     def home(self) -> Path:
@@ -207,31 +182,44 @@ class Vm:
         self._await_qemu()
         self._replan(restore=False)
         self.await_ssh()
-        done = subprocess.run(
-            self.ssh_command("python3", "-", str(time.time())), input=_AFTER_RESTORE, capture_output=True, text=True,
-            timeout=120, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            raise LabError(f"{self.name} did not come back from its saved state: {done.stderr.strip()[-300:]}")
+        self._run_guest(self._endpoint(self._about(), True), "after_restore.py", str(time.time()))
+
+    def up_as_copy(self, other: Vm, *, owner: int | None = None) -> Endpoint:
+        """Start it from what another one saved, disk and memory, with an identity of its own. Raises LabError.
+
+        Host key, machine-id, boot id and journal are its own from then on; until it reboots, all else is as it was there.
+        """
+        with locked(self.home / "lock"):
+            if self._alive() is not None:
+                raise LabError(f"{self.name} is up already", hint=f"proofbook lab vm down {self.name}")
+            self._clear()
+            theirs = other._copy_disk(self.home)
+            about = self._launch({"kernel": theirs["kernel"], "initrd": theirs["initrd"], "restore": True}, owner)
+        self._replan(restore=False)
+        self.await_ssh()
+        parent, who = other._identity, self._identity
+        (self.home / "parent").write_text(parent.known("127.0.0.1", about["port"]))
+        endpoint = self._endpoint(about, False)
+        as_it_was = replace(endpoint, identity_file=str(parent.client_key), known_hosts=str(self.home / "parent"))
+        self._run_guest(as_it_was, "after_restore.py", str(time.time()))
+        self._run_guest(as_it_was, "become_another.py", told=_another(who, self.name))
+        self.await_ssh()
+        return endpoint
 
     # ------------------------------------------------------------------------------------------ inside
 
     def _start(self, rootfs: Path, linux: Kernel, owner: int | None) -> dict[str, Any]:
+        self._make_disk(rootfs, linux)
+        return self._launch({"kernel": str(linux.image), "initrd": str(linux.initrd)}, owner)
+
+    def _launch(self, plan: Mapping[str, Any], owner: int | None) -> dict[str, Any]:
+        """Start the keeper, and with it QEMU, on the disk that is there."""
         who = settings.identity(self.home / "identity")
-        self._make_disk(rootfs, linux, who)
         port = _free_port(who)
         who.trust("127.0.0.1", port)
-        plan = {
-            "kernel": str(linux.image),
-            "initrd": str(linux.initrd),
-            "port": port,
-            "owner": owner or 0,
-            "idle_s": float(os.environ.get("PROOFBOOK_LAB_IDLE_S", IDLE_S)),
-            "unplugged": [],
-            "more": "",
-            "restore": False,
-        }
-        self._write_plan(plan)
+        idle_s = float(os.environ.get("PROOFBOOK_LAB_IDLE_S", IDLE_S))
+        usual = {"port": port, "owner": owner or 0, "idle_s": idle_s, "unplugged": [], "more": "", "restore": False}
+        self._write_plan({**usual, **plan})
         library = str(Path(str(resources.files("proofbook"))).parent)
         with (self.home / "keeper.log").open("wb") as log:
             keeper = subprocess.Popen(
@@ -248,16 +236,16 @@ class Vm:
             time.sleep(0.02)
         raise self._failed("its keeper ended")
 
-    def _make_disk(self, rootfs: Path, linux: Kernel, who: settings.Identity) -> None:
+    def _make_disk(self, rootfs: Path, linux: Kernel) -> None:
         """The machine's disk, from folders: no image is mounted, no loop device used; only mkfs sees them merged."""
+        who = settings.identity(self.home / "identity")
         seed, raw = self.home / "seed", self.home / "disk.raw"
-        settings.write(seed, {**settings.common(who, self.name), **_vm_files()})
-        for folder in ("layer", "root"):
-            (self.home / folder).mkdir(exist_ok=True)
+        settings.write(seed, {**settings.common(who, self.name), **vm_files()})
+        (self.home / "root").mkdir(exist_ok=True)
         lower = f"lowerdir={seed}:{linux.modules}:{rootfs}"
-        merge = 'mount -t overlay -o "$1" lab-root "$2" && exec mkfs.ext4 -q -F -L root -m 0 -J size=16 -d "$2" "$3" 3g'
+        merge = 'mount -t overlay -o "$1" lab-root "$2" && exec mkfs.ext4 -q -F -L root -m 0 -J size=16 -d "$2" "$3" "$4"'
         raw.unlink(missing_ok=True)
-        argv = image.contained(["sh", "-c", merge, "merge", lower, str(self.home / "root"), str(raw)])
+        argv = image.contained(["sh", "-c", merge, "merge", lower, str(self.home / "root"), str(raw), f"{DISK_GB}g"])
         done = subprocess.run(
             argv, capture_output=True, text=True, check=False, env={"PATH": packages.search_path(), "LANG": "C.UTF-8"}
         )
@@ -265,8 +253,30 @@ class Vm:
             raise LabError(f"the disk of {self.name} could not be made: {done.stderr.strip()[-400:]}")
         disk = self.home / "disk.qcow2"
         disk.unlink(missing_ok=True)
-        convert = [packages.tool("qemu-img"), "create", "-q", "-f", "qcow2", "-b", str(raw), "-F", "raw", str(disk)]
-        subprocess.run(convert, check=True, capture_output=True)
+        # WHY a name without a folder: QEMU looks for it beside the disk, also beside a copy of it.
+        run("qemu-img", "create", "-q", "-f", "qcow2", "-u", "-b", raw.name, "-F", "raw", str(disk), f"{DISK_GB}G")
+
+    def _copy_disk(self, folder: Path) -> dict[str, Any]:
+        """Copy its disk into a folder, with the saved state in it; its plan. Raises LabError."""
+        self._about()
+        with qmp.Channel(self.home, "control.sock") as channel:
+            if SAVED not in channel.monitor("info snapshots"):
+                raise LabError(f"{self.name} has no saved state to start another machine from")
+            channel.command("stop")  # QEMU also writes out then what it keeps of the disk's own structure
+            try:
+                shutil.copyfile(self.home / "disk.qcow2", folder / "disk.qcow2")
+                (folder / "disk.raw").hardlink_to(self.home / "disk.raw")
+            finally:
+                channel.command("cont")
+        plan: dict[str, Any] = json.loads((self.home / "plan.json").read_text())
+        return plan
+
+    def _run_guest(self, way: Endpoint, program: str, *arguments: str, told: str = "") -> None:
+        """Run one of ``guest/`` inside; ``told`` is its stdin. Raises LabError."""
+        argv = way.ssh_command("python3", "-c", shlex.quote(guest_program(program)), *arguments)
+        done = subprocess.run(argv, input=told, capture_output=True, text=True, timeout=GUEST_S, check=False)
+        if done.returncode:
+            raise LabError(f"{self.name} did not come back from a saved state: {program}: {done.stderr.strip()[-300:]}")
 
     def _write_plan(self, plan: dict[str, Any]) -> None:
         plan["argv"] = self._argv(plan)
@@ -330,7 +340,7 @@ class Vm:
     def _clear(self) -> None:
         """Remove what belongs to one life of the machine; its identity stays."""
         for path in self.home.iterdir() if self.home.exists() else ():
-            if path.name in ("seed", "layer", "root"):
+            if path.name in ("seed", "root"):
                 shutil.rmtree(path, ignore_errors=True)
             elif path.name not in ("identity", "lock") and not path.name.endswith(".log"):
                 path.unlink(missing_ok=True)
@@ -343,14 +353,13 @@ class Vm:
         return LabError(f"{self.name} is not reachable: {why}: {' / '.join(said)[-800:]}", hint=f"see the logs in {self.home}")
 
     def _endpoint(self, about: dict[str, Any], reused: bool) -> Endpoint:
-        who = settings.Identity(self.home / "identity")
         return Endpoint(
             name=self.name,
             address="127.0.0.1",
             port=about["port"],
             user="root",
-            identity_file=str(who.client_key),
-            known_hosts=str(who.known_hosts),
+            identity_file=str(self._identity.client_key),
+            known_hosts=str(self._identity.known_hosts),
             state_dir=self.home,
             reused=reused,
             started_at=datetime.fromisoformat(about["started_at"]),
@@ -375,36 +384,7 @@ def _free_port(who: settings.Identity) -> int:
     raise LabError("no port is free on this machine's loopback")
 
 
-#: What the stand-in nvidia-smi is made of: the simulated lab's renderer, and what that stands on.
-_RENDERER = (
-    "errors.py",
-    "model.py",
-    "lab/sim/boards.py",
-    "lab/sim/fault_lines.py",
-    "lab/sim/render_nvidia.py",
-    "lab/sim/smi_csv.py",
-    "lab/sim/smi_query.py",
-    "lab/sim/smi_rows.py",
-    "lab/sim/state.py",
-    "lab/sim/topology.py",
-    "lab/sim/vfs.py",
-)
-
-
-def _vm_files() -> dict[str, File]:
-    """What a machine with a kernel of its own gets besides."""
-    library = resources.files("proofbook")
-    home = "/opt/nvidia-smi-stand-in"
-    program = (library / "lab/real/guest/nvidia_smi.py").read_bytes()
-    start = f'#!/bin/sh\n# A stand-in of the proofbook lab.\nPYTHONPATH={home} exec python3 {home}/nvidia_smi.py "$@"\n'
-    return {
-        "/etc/fstab": File(b"/dev/vda / ext4 rw,noatime 0 0\n"),
-        "/usr/local/lib/lab/network.sh": File((library / "lab/real/guest/network.sh").read_bytes()),
-        "/etc/systemd/system/lab-network.service": File(_NETWORK.encode()),
-        **settings.wanted_by("sysinit.target", "lab-network.service"),
-        **settings.mask(("serial-getty@ttyS0.service", "systemd-udev-settle.service")),
-        "/usr/bin/nvidia-smi": File(start.encode(), 0o755),
-        f"{home}/nvidia_smi.py": File(program),
-        **{f"{home}/proofbook/{path}": File((library / path).read_bytes()) for path in _RENDERER},
-        **{f"{home}/proofbook/{path}/__init__.py".replace("//", "/"): File() for path in ("", "lab", "lab/sim")},
-    }
+def _another(who: settings.Identity, hostname: str) -> str:
+    """What ``guest/become_another.py`` is told: the files that make a machine itself, and a boot id."""
+    files = {path: (file.content.decode(), file.mode) for path, file in settings.own(who, hostname).items()}
+    return json.dumps({"files": files, "hostname": hostname, "boot_id": str(uuid.uuid4())})

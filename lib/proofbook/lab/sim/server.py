@@ -276,6 +276,9 @@ class Server:
             process.exit(65)
             return
 
+        for stream in (process.stdout, process.stderr):
+            stream.write(remote.write_run_start(request).decode("ascii"))
+
         async def emit(data: bytes) -> None:
             process.stdout.write(data.decode("utf-8", "surrogateescape"))
             await process.stdout.drain()
