@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from proofbook.errors import CannotConnect, ChangedHostKey, ConnectionLost, OtherMachine, TransportError
@@ -31,11 +31,22 @@ IDENTIFY: tuple[Command, ...] = (
 )
 
 
+def _ticks() -> float:
+    """Seconds that only ever go forward, a suspended laptop's included where the system counts them."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
 class WallClock:
-    """The clock of real machines."""
+    """The clock of real machines: this computer's time when it was made, and what passed since.
+
+    WHY: a wall clock that is set while a machine reboots would cut a patience short, or stretch it by hours.
+    """
+
+    def __init__(self) -> None:
+        self._began, self._ticks = datetime.now(UTC), _ticks()
 
     def now(self) -> datetime:
-        return datetime.now(UTC)
+        return self._began + timedelta(seconds=_ticks() - self._ticks)
 
     def sleep(self, seconds: float) -> None:
         time.sleep(max(0.0, seconds))
