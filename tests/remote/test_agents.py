@@ -51,9 +51,10 @@ def gathered(argv: Sequence[str], commands: Sequence[Command], *, env: dict[str,
 
 def ran(argv: Sequence[str], asked: Command, *, env: dict[str, str] | None = None) -> Result:
     out, err = spoken(argv, remote.run_request(asked, NONCE), env=env)
-    stdout, found, _ = out.partition(NONCE.encode())
-    stderr, ended, line = err.partition(NONCE.encode())
-    assert found and ended, (out, err)
+    assert out.count(NONCE.encode()) == err.count(NONCE.encode()) == 2, (out, err)
+    stdout, rest = out.split(NONCE.encode() + b"\n")[1:]
+    stderr, line = err.partition(NONCE.encode() + b"\n")[2].split(NONCE.encode())
+    assert rest == b""
     return remote.run_result(asked, stdout, stderr, line.decode())
 
 
@@ -94,6 +95,28 @@ def test_this_login_shell_passes_the_agents_on(login: str, tmp_path: Path) -> No
     (result,) = gathered([login, "-c", remote.GATHER_COMMAND], [COMMANDS[0]], env=env)
     assert result.stdout.startswith(b"it's|a\nb|")
     assert ran([login, "-c", remote.RUN_COMMAND], COMMANDS[0], env=env).stdout == result.stdout
+
+
+#: What start files do to whoever logs in: words with and without a line end, on both streams.
+CHATTY = "echo Welcome; printf 'no line end'; echo noise >&2; printf more >&2; "
+
+
+def test_what_the_login_shell_says_first_is_not_the_commands(shell: list[str]) -> None:
+    said = command("sh", "-c", "echo out; echo err >&2; exit 3")
+    for result in (
+        ran(["sh", "-c", CHATTY + 'exec "$@"', "login", *shell, "-c", remote.RUN, "proofbook-run"], said),
+        gathered(["sh", "-c", CHATTY + 'exec "$@"', "login", *shell, "-c", remote.GATHER, "proofbook-gather"], [said])[0],
+    ):
+        assert (result.exit_status, result.stdout, result.stderr) == (3, b"out\n", b"err\n")
+
+
+def test_sudo_is_understood_after_the_words_of_a_login_shell(tmp_path: Path) -> None:
+    for name, text in {"id": "echo 1000", "sudo": "echo 'sudo: a password is required' >&2; exit 1"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    result = ran(["sh", "-c", CHATTY + 'exec "$@"', "login", "sh", "-c", remote.RUN], command("true", root=True), env=env)
+    assert "`sudo -n` refuses: sudo: a password is required" in result.trouble
 
 
 @pytest.mark.parametrize("line", [remote.GATHER_COMMAND, remote.RUN_COMMAND])

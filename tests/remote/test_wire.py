@@ -77,7 +77,9 @@ def test_a_gather_answer_reads_back(said: list[Result], uid: int) -> None:
 def test_a_run_answer_reads_back() -> None:
     asked = command("true")
     said = Result(asked, 3, b"out", b"err", THEN, 0.25)
-    stdout, stderr = remote.write_run_answer(remote.RunRequest(NONCE, asked), said, uid=1000)
+    request = remote.RunRequest(NONCE, asked)
+    assert remote.write_run_start(request) == NONCE.encode() + b"\n"
+    stdout, stderr = remote.write_run_answer(request, said, uid=1000)
     assert stdout == b"out" + NONCE.encode() + b"\n"
     text, _, line = stderr.partition(NONCE.encode())
     assert remote.run_result(asked, b"out", text, line.decode()) == said

@@ -493,14 +493,36 @@ def test_an_account_that_runs_no_commands_is_trouble_and_no_answer(sshd: Sshd) -
         for result in (ssh.run(command("true")), *ssh.gather([command("true")])):
             assert result.exit_status is None
             assert "This account is closed" in result.trouble
+        with pytest.raises(StopIteration) as ended:
+            next(ssh.stream(command("true")))
+        assert "This account is closed" in ended.value.value.trouble
 
 
-def test_words_of_the_login_scripts_do_not_get_into_the_answer(sshd: Sshd) -> None:
+LOGINS = ['echo "Welcome to end"; echo noise >&2', "printf 'no line end'; printf more >&2", "yes | head -c 300000"]
+
+
+@pytest.mark.parametrize("words", LOGINS)
+def test_words_of_the_login_scripts_do_not_get_into_an_answer(sshd: Sshd, words: str) -> None:
     sshd.stop()
-    sshd.start('ForceCommand echo "Welcome to end"; echo noise >&2; eval "$SSH_ORIGINAL_COMMAND"')
+    sshd.start(f'ForceCommand {words}; eval "$SSH_ORIGINAL_COMMAND"')
+    said = Command(("sh", "-c", "printf 'one\\ntwo'; echo err >&2; exit 4"), max_output=100)
     with sshd.transport() as ssh:
-        (result,) = ssh.gather([command("echo", "hello")])
-        assert result.stdout == b"hello\n"
+        for result in (ssh.run(said), *ssh.gather([said])):
+            assert (result.exit_status, result.stdout, result.stderr, result.lost_stdout) == (4, b"one\ntwo", b"err\n", 0)
+        lines = ssh.stream(said)
+        assert [next(lines), next(lines)] == [b"one\n", b"two"]
+        with pytest.raises(StopIteration) as ended:
+            next(lines)
+        assert (ended.value.value.exit_status, ended.value.value.stderr) == (4, b"err\n")
+
+
+def test_a_session_that_ends_while_the_command_runs_is_no_refusal(ssh: SshTransport) -> None:
+    """Whether it did its work is unknown: it must not read as if nothing had been run."""
+    killed = command("sh", "-c", "echo working; kill -9 $PPID; sleep 1")
+    result = ssh.run(killed)
+    assert (result.exit_status, result.timed_out) == (None, False)
+    assert "unknown" in result.trouble
+    assert "did not run" not in result.trouble
 
 
 # -------------------------------------------------------------------------------------------- streaming
@@ -521,7 +543,7 @@ def test_lines_come_as_they_are_said(ssh: SshTransport, tmp_path: Path) -> None:
 def test_closing_the_stream_ends_the_command(ssh: SshTransport, odd: str) -> None:
     lines = ssh.stream(command("sh", "-c", f"echo one; exec sleep {odd}", timeout_s=900))
     assert next(lines) == b"one\n"
-    assert processes(odd)
+    wait_until(lambda: bool(processes(odd)), "the shell has become the sleeping program")
     lines.close()
     wait_until(lambda: not processes(odd), "the command has ended")
 
