@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 
 from proofbook.inventory import connect, load_inventory
+from proofbook.lab.real import topology
 from proofbook.lab.real.box import Box
 from proofbook.lab.real.places import Places
+from proofbook.lab.real.vm import Vm
 from proofbook.lab.sim import client
 from proofbook.model import Command, Probe, Result, command
 from proofbook.probes import Answer, drive
@@ -80,7 +82,7 @@ class Machine:
     def sh(self, script: str, *, user: str = "root", check: bool = True) -> str:
         """Run a script there by OpenSSH's own client: what a test does to a machine does not go the way that it tests."""
         argv = self.box.ssh_command("sh", "-s", user=user)
-        done = subprocess.run(argv, input=script, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(argv, input=script, capture_output=True, text=True, timeout=300, check=False)
         assert not check or done.returncode == 0, f"{script!r} ended with {done.returncode}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
@@ -104,9 +106,66 @@ class Machine:
     def booted(self) -> None:
         """Wait until its boot is done: before, ordinary users are refused and units are still starting."""
         done = subprocess.run(
-            self.box.ssh_command("systemctl is-system-running --wait"), capture_output=True, text=True, timeout=120, check=False
+            self.box.ssh_command("systemctl is-system-running --wait"), capture_output=True, text=True, timeout=300, check=False
         )
         assert done.stdout.strip() in ("running", "degraded"), done
+
+
+#: An address that nobody mapped: the IOMMU stops a device that writes there.
+UNMAPPED = "0x7f00000000"
+
+#: Writes a word into a file of sysfs and says which error the kernel gave. WHY not a shell: dash calls every one "I/O error".
+_WRITE = """\
+import errno, os, sys
+file = os.open(sys.argv[1], os.O_WRONLY)
+try:
+    os.write(file, sys.argv[2].encode())
+except OSError as error:
+    print(errno.errorcode[error.errno])
+"""
+
+
+class VirtualMachine(Machine):
+    """A virtual machine with hands."""
+
+    def __init__(self, vm: Vm) -> None:
+        super().__init__(vm)
+        self.vm = vm
+
+    def fault(self, pci: str) -> None:
+        """Let a stand-in write where it must not."""
+        self.sh(f"echo {UNMAPPED} > /sys/bus/pci/devices/{pci}/stand_in_dma")
+
+    def unbind(self, *addresses: str) -> None:
+        """Take devices from their driver."""
+        self.sh("\n".join(f"echo {pci} > /sys/bus/pci/devices/{pci}/driver/unbind" for pci in addresses))
+
+    def refusal(self, path: str, word: str) -> str:
+        """The name of the error with which the kernel refuses a word in a file of sysfs; "" when it takes it."""
+        return self.sh(f"python3 - {path} {word} <<'END'\n{_WRITE}END\n")
+
+    def group(self, pci: str) -> str:
+        """The folder of a device's IOMMU group."""
+        return self.sh(f"readlink -f /sys/bus/pci/devices/{pci}/iommu_group")
+
+
+@contextmanager
+def vm_in(folder: Path, name: str = "vm", *, suite: str = "") -> Iterator[VirtualMachine]:
+    """A virtual machine that serves; ``lab:<name>`` leads to it. Its topology is what its name says."""
+    (folder / "cache").symlink_to(Places.default().cache)  # what was built is the user's own, and built once
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROOFBOOK_LAB_DIR", str(folder))
+        vm = Vm(name, Places.default(), name.removeprefix("vm-") if name != "vm" else topology.DEFAULT)
+        machine = VirtualMachine(vm)
+        try:
+            vm.up(suite=suite, owner=os.getpid())
+            machine.booted()
+            asked = "curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:30000/health || true"
+            until(lambda: machine.sh(asked) == "200", "it serves", 300)
+            yield machine
+        finally:
+            machine.close()
+            vm.down()
 
 
 @contextmanager

@@ -13,10 +13,11 @@ RUNBOOK = "reboot-verification"
 
 
 class Told:
-    """An outcome and its record."""
+    """An outcome and its record; ``digest`` is that of the plan that was read at the gate, "" when there was no need to."""
 
-    def __init__(self, outcome: Outcome, outputs: Path) -> None:
+    def __init__(self, outcome: Outcome, outputs: Path, digest: str = "") -> None:
         self.outcome = outcome
+        self.digest = digest
         assert outcome.run_id, outcome.message
         self.record: dict[str, Any] = Archive(outputs).load(outcome.run_id).as_json()
 
@@ -38,7 +39,8 @@ def reboot_verification(host: str, outputs: Path, **parameters: Any) -> Told:
     """Run it headless; a gate is approved as a person would who read the plan."""
     given = {"host": host, "settle_minutes": 0.0, **parameters}
     outcome = launch.launch(RUNBOOK, given, outputs=outputs)
+    digest = ""
     if outcome.waiting_for:
-        approval = {"approved": outcome.waiting_for["digest"], "approver": "tester"}
-        outcome = launch.launch(RUNBOOK, {**given, **approval}, outputs=outputs)
-    return Told(outcome, outputs)
+        digest = outcome.waiting_for["digest"]
+        outcome = launch.launch(RUNBOOK, {**given, "approved": digest, "approver": "tester"}, outputs=outputs)
+    return Told(outcome, outputs, digest)

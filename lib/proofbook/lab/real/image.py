@@ -19,7 +19,7 @@ from proofbook.errors import LabError
 from proofbook.lab.real import debian, packages
 from proofbook.lab.real.places import Places, locked
 
-__all__ = ["PASSWORD", "contained", "has_rootfs", "rootfs", "use"]
+__all__ = ["PASSWORD", "UNSAFE_IO", "contained", "has_rootfs", "remove_others", "rootfs", "use"]
 
 #: What ``careful`` types for sudo. No secret: the machines answer on loopback only, and their sshd takes keys alone.
 PASSWORD = "proofbook-lab"
@@ -40,6 +40,8 @@ csh ALL=(ALL:ALL) NOPASSWD: ALL
 careful ALL=(ALL:ALL) ALL
 """
 
+#: dpkg does not wait for the disk: a tree that a crash cut short is thrown away as a whole.
+UNSAFE_IO = "--dpkgopt=force-unsafe-io"
 _LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/i18n/*", "/usr/share/info/*")
 
 
@@ -87,11 +89,16 @@ def rootfs(suite: str, places: Places, say: Callable[[str], None] = lambda text:
         began = time.monotonic()
         _build(suite, folder, places.cache / f"rootfs-{suite}.log")
         say(f"built {folder} in {time.monotonic() - began:.0f} s")
-        for old in places.cache.glob(f"rootfs-{suite}-*"):
-            if old.is_dir() and old != folder and not _in_use(old):
-                shutil.rmtree(old)
-                _lock_of(old).unlink(missing_ok=True)
+        remove_others(folder, f"rootfs-{suite}-*")
     return folder
+
+
+def remove_others(folder: Path, pattern: str) -> None:
+    """Remove the builds beside ``folder`` that match, but for those that a machine uses."""
+    for old in folder.parent.glob(pattern):
+        if old.is_dir() and old != folder and not _in_use(old):
+            shutil.rmtree(old)
+            _lock_of(old).unlink(missing_ok=True)
 
 
 def _build(suite: str, folder: Path, log: Path) -> None:
@@ -108,6 +115,7 @@ def _build(suite: str, folder: Path, log: Path) -> None:
         '--aptopt=Acquire::Languages "none"',
         '--aptopt=APT::Install-Recommends "false"',
         *(f"--aptopt={option}" for option in debian.apt_options()),
+        UNSAFE_IO,
         *(f"--dpkgopt=path-exclude={pattern}" for pattern in _LEFT_OUT),
         f'--customize-hook=sh {hook} "$1"',
         suite,
@@ -142,7 +150,7 @@ def contained(argv: list[str], *more: str) -> list[str]:
 
 
 def use(folder: Path) -> int:
-    """Mark a root file system as used for as long as this process lives, or the returned descriptor is open."""
+    """Mark a root file system or a kernel as used for as long as this process lives, or the returned descriptor is open."""
     descriptor = os.open(_lock_of(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     return descriptor

@@ -71,7 +71,10 @@ class Kernel:
 
 
 def kernel(suite: str, places: Places, say: Callable[[str], None] = lambda text: None) -> Kernel:
-    """The kernel of a release, built when there is none for this recipe. Raises LabError."""
+    """The kernel of a release, built when there is none for this recipe. Raises LabError.
+
+    Older ones of the same release go away, unless a machine uses one.
+    """
     folder = places.cache / f"kernel-{suite}-{_digest(suite)}"
     with locked(places.cache / "kernel.lock"):
         if not folder.is_dir():
@@ -81,6 +84,7 @@ def kernel(suite: str, places: Places, say: Callable[[str], None] = lambda text:
             began = time.monotonic()
             _build(suite, folder, places.cache / f"kernel-{suite}.log")
             say(f"built {folder} in {time.monotonic() - began:.0f} s")
+            image.remove_others(folder, f"kernel-{suite}-*")
     return Kernel(folder)
 
 
@@ -127,6 +131,7 @@ def _build(suite: str, folder: Path, log: Path) -> None:
             '--aptopt=Acquire::Languages "none"',
             '--aptopt=APT::Install-Recommends "false"',
             *(f"--aptopt={option}" for option in debian.apt_options()),
+            image.UNSAFE_IO,
             "--dpkgopt=path-exclude=/usr/share/doc/*",
             "--dpkgopt=path-exclude=/usr/share/man/*",
             "--dpkgopt=path-exclude=/usr/share/locale/*",

@@ -18,7 +18,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from proofbook.lab.real import packages, qmp
+from proofbook.lab.real import image, packages, qmp
 from proofbook.lab.real.processes import started
 
 
@@ -30,6 +30,7 @@ def keep(home: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda n, frame: os.write(wake, b"."))
     plan = json.loads((home / "plan.json").read_text())
+    used = image.use(Path(plan["kernel"]).parent)
     owner = -1
     with contextlib.suppress(ProcessLookupError):
         owner = os.pidfd_open(plan["owner"]) if plan["owner"] else -1
@@ -46,6 +47,7 @@ def keep(home: Path) -> None:
             (home / "dark").unlink(missing_ok=True)
     finally:
         (home / "vm.json").unlink(missing_ok=True)
+        os.close(used)
 
 
 def _run_once(home: Path, stop: int, owner: int) -> bool:
