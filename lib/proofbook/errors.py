@@ -12,6 +12,7 @@
     │   └── ApprovalUsed          the approval was used before; the machine itself says so
     ├── LeaseHeld                 another run is changing this machine
     ├── PlanDrifted               the machine is no longer as the plan saw it
+    ├── GuardRefused              the machine could not carry out a step of a guarded change, or refused it
     ├── TransportError            the way to the machine
     │   ├── CannotConnect         no answer, refused, or no way there
     │   │   ├── UnknownHostKey    the host key is in no known_hosts file
@@ -42,6 +43,7 @@ __all__ = [
     "ConnectionLost",
     "DeadlinePassed",
     "DiskFull",
+    "GuardRefused",
     "LabError",
     "LeaseHeld",
     "LoginFailed",
@@ -114,6 +116,10 @@ class LeaseHeld(ProofbookError):
 
 class PlanDrifted(ProofbookError):
     """The machine is no longer as the plan saw it; a new plan is needed."""
+
+
+class GuardRefused(ProofbookError):
+    """The machine could not carry out a step of a guarded change, or refused it; the message is the machine's own."""
 
 
 class TransportError(ProofbookError):

@@ -1,0 +1,82 @@
+"""What a machine holds of a run that changes it: the guarded change, the lease, the detached steps."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from proofbook.intent import ContainerSpec
+from proofbook.model import Command, Probe, Result
+from proofbook.probes.base import inside, text_of
+from proofbook.remote.detached import StepStatus, detached_command, parse_step, step_name
+from proofbook.remote.guard import EXIT, GuardStatus, guard_command, parse_guard
+from proofbook.remote.lease import Lease, lease_command, parse_lease
+
+__all__ = ["GuardState", "LeaseHeld", "StepState"]
+
+
+@dataclass(frozen=True)
+class GuardState(Probe[GuardStatus]):
+    """The guarded change of a run, where its unit lives. A run that changed nothing has the state "none".
+
+    ::
+
+        state armed
+        left 597
+        file new absent 5f0c… /etc/systemd/system/sglang-qwen.service.d/50-mtp.conf
+        guard LoadState=loaded ActiveState=active SubState=waiting UnitFileState=enabled
+        end
+    """
+
+    run_id: str
+    container: ContainerSpec | None = None
+    name: ClassVar[str] = "change.GuardState"
+
+    def ask(self) -> Generator[Sequence[Command], Sequence[Result], GuardStatus]:
+        (answer,) = yield [inside(self.container, guard_command("status", self.run_id))]
+        text_of(answer, *EXIT)
+        return parse_guard(answer)
+
+
+@dataclass(frozen=True)
+class LeaseHeld(Probe[Lease | None]):
+    """Who may change the machine now; None when nobody does. The lease is the host's, never a container's.
+
+    ::
+
+        run=20260408T150412Z-3f2a
+        holder=mira@laptop
+        expires=1775664252
+        expired=no
+        end
+    """
+
+    name: ClassVar[str] = "change.LeaseHeld"
+
+    def ask(self) -> Generator[Sequence[Command], Sequence[Result], Lease | None]:
+        (answer,) = yield [lease_command("show")]
+        text_of(answer)
+        return parse_lease(answer)
+
+
+@dataclass(frozen=True)
+class StepState(Probe[StepStatus]):
+    """How a detached step of a run stands.
+
+    ::
+
+        began 1775661015
+        step running
+        end
+    """
+
+    run_id: str
+    step: str
+    container: ContainerSpec | None = None
+    name: ClassVar[str] = "change.StepState"
+
+    def ask(self) -> Generator[Sequence[Command], Sequence[Result], StepStatus]:
+        (answer,) = yield [inside(self.container, detached_command("status", self.run_id, step_name(self.step)))]
+        text_of(answer)
+        return parse_step(answer)
