@@ -242,7 +242,10 @@ class Server:
         return 20.0 * self._unit
 
     def startup(self) -> Iterator[tuple[float, str]]:
-        """(seconds after the start, text) of everything that is printed until it is ready, hangs, or ends."""
+        """(seconds after the start, text) of everything that is printed until it is ready, hangs, or ends.
+
+        A text may have several lines. Where the arguments were refused (``resolved`` is None) the texts carry no date.
+        """
         if self._bad:
             for line in self._bad.splitlines():
                 yield 6.1 * self._unit, line
@@ -683,17 +686,14 @@ _QUIT = "SIGQUIT received. signum=None, frame=None. It usually means one child f
 
 
 def _exception(reason: str, ranks: int, where: str = "__init__") -> list[str]:
-    """The lines of schedulers that end with ``reason``."""
-    lines = []
-    for rank in range(max(ranks, 1)):
-        lines += [
-            f"TP{rank}] Scheduler hit an exception: Traceback (most recent call last):",
-            f'  File "{_SRT}/managers/scheduler.py", line 2937, in run_scheduler_process',
-            f'  File "{_SRT}/model_executor/model_runner.py", line 663, in {where}',
-            reason,
-            "",
-        ]
-    return lines
+    """What schedulers print that end with ``reason``: one text of several lines each, of which the first alone is dated."""
+    return [
+        f"TP{rank}] Scheduler hit an exception: Traceback (most recent call last):\n"
+        f'  File "{_SRT}/managers/scheduler.py", line 2937, in run_scheduler_process\n'
+        f'  File "{_SRT}/model_executor/model_runner.py", line 663, in {where}\n'
+        f"{reason}\n"
+        for rank in range(max(ranks, 1))
+    ]
 
 
 def _histogram(steps: int, right: int, most: int) -> list[int]:
