@@ -6,8 +6,10 @@ is made for each ``up`` anew. A state that was saved can be gone back to in seco
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import re
 import shlex
 import shutil
@@ -372,15 +374,17 @@ def vms(places: Places) -> list[Vm]:
 
 
 def _free_port(who: settings.Identity) -> int:
-    """The port of last time when it is free, else any."""
-    found = re.match(r"\[[0-9.]+\]:(\d+) ", who.known_hosts.read_text()) if who.known_hosts.exists() else None
-    for port in (int(found[1]) if found else 0, 0):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-                return int(probe.getsockname()[1])
-            except OSError:
-                continue
+    """The port of last time when it is free, else another. Raises LabError.
+
+    WHY below the range that the kernel picks from: while the machine reboots its port is nobody's, and must not be given away.
+    """
+    last = re.match(r"\[[0-9.]+\]:(\d+) ", who.known_hosts.read_text()) if who.known_hosts.exists() else None
+    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    others = random.sample(range(max(1024, end - 10_000), end), 100)
+    for port in (*([int(last[1])] if last else []), *others):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
     raise LabError("no port is free on this machine's loopback")
 
 
