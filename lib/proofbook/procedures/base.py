@@ -38,6 +38,7 @@ class Procedure:
     takes: str
     parameters: type[ProcedureParameters]
     accepts: Callable[[Any, Any], None]  # (parameters, host spec): raises Refused for what does not fit together
+    lease_s: Callable[[Any], float] = lambda _parameters: 3600.0  # how long a change may take until it is kept, seconds
 
     def describe(self) -> dict[str, Any]:
         """As ``proofbook runbooks --json`` gives it."""

@@ -1,0 +1,46 @@
+"""Custody of a machine: the lease that one changing run holds, and the approvals that it uses up there."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+
+from proofbook.changes import lease
+from proofbook.host import Hands
+
+__all__ = ["MachineCustody"]
+
+#: A lease is taken for this long beyond what the plan expects; a run whose runner died lets go of nothing by itself.
+MARGIN_S = 1800
+
+
+class MachineCustody:
+    """The lease of one run on its machine; see :class:`proofbook.run.Custody`. It is the host's, also for its containers."""
+
+    def __init__(self, run_id: str, ttl_s: float = 0.0) -> None:
+        """``ttl_s``: how long the change may take until it is confirmed, seconds."""
+        self._run_id = run_id
+        self._ttl_s = int(min(max(ttl_s + MARGIN_S, 60), 7 * 86400))
+
+    def take(self, hands: Hands, digest: str) -> None:
+        """Raises LeaseHeld when another run holds the machine, ApprovalUsed when this approval was used by another one."""
+        held = hands.act("take the machine's lease", lease.acquire(hands.run_id, _holder(self._run_id), self._ttl_s))
+        assert held is not None  # no loss is expected here: a lost connection is raised
+        lease.obtained(held, hands.run_id)
+        used = hands.act("use the approval up, on the machine itself", lease.use(digest, hands.run_id))
+        assert used is not None
+        lease.used(used, digest, hands.run_id)
+
+    def release(self, hands: Hands) -> None:
+        hands.act("give the machine's lease back", lease.release(hands.run_id))
+
+
+def _holder(run_id: str) -> str:
+    """Who a person at the machine would look for: the user, the runner's host and process, and the run."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    where = os.environ.get("PROOFBOOK_RUNNER_NAME") or socket.gethostname()
+    return f"{user}@{where} pid {os.getpid()} ({run_id})"
