@@ -167,6 +167,10 @@ _STAMP = re.compile(r"\w{3} (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)? ([A-Z]\w*
 def _boots(answer: Result) -> tuple[Boot, ...]:
     if "insufficient permissions" in answer.error_text or "No journal files were found" in answer.error_text:
         raise CannotTell(f"the journal's boots cannot be listed: {said(answer)}")
+    if "not seeing messages from other users" in answer.error_text:
+        raise CannotTell(
+            "the journal's boots cannot be listed: this login sees its own entries alone (groups adm, systemd-journal)"
+        )
     boots = []
     for line in text_of(answer).splitlines():
         if found := _BOOT.match(line):

@@ -52,6 +52,7 @@ class JournalEntry:
     message_id: str = ""
     invocation_id: str = ""
     text_lost: bool = False
+    uid: int | None = None  # of the process that said it; None for the kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +137,30 @@ def read_entries(result: Result) -> Entries:
         gaps.append(f"the answer was cut after {len(result.stdout)} bytes: the newest lines are missing")
     else:
         text_of(result)
+    entries, unreadable = _decode(result.stdout.split(b"\n"), cut=bool(result.lost_stdout))
     if refused:
         gaps.append(f"not all entries may be read: {refused.removeprefix('Hint: ').strip()}")
+    elif gap := _one_login_alone(result, entries):
+        gaps.append(gap)
     if "corrupt" in result.error_text.lower() or "truncated" in result.error_text.lower():
         gaps.append(f"journal files are damaged: {said(result)}")
-    entries, unreadable = _decode(result.stdout.split(b"\n"), cut=bool(result.lost_stdout))
     if unreadable:
         gaps.append(f"{unreadable} of the journal's lines could not be read")
     if lost := sum(e.text_lost for e in entries):
         gaps.append(f"{lost} entries came without their message (it was too long)")
     return Entries(tuple(entries), tuple(gaps))
+
+
+def _one_login_alone(result: Result, entries: Sequence[JournalEntry]) -> str:
+    """Why an answer to an ordinary login may be a part of the journal only; "" when it shows that it is not.
+
+    WHY: journalctl warns of that only where people read; with ``-o json`` it prints the login's own entries and is content.
+    A login that may read everything (group adm or systemd-journal) sees lines of the kernel or of root among them.
+    """
+    owners = {entry.uid for entry in entries}
+    if result.as_root or len(owners) != 1 or owners & {None, 0}:
+        return ""
+    return f"all entries are of user id {owners.pop()}: this login may not see the others (groups adm, systemd-journal)"
 
 
 def lost_messages(entries: Iterable[JournalEntry]) -> list[str]:
@@ -169,6 +184,7 @@ class _Raw(msgspec.Struct):
     message_id: Any = msgspec.field(default="", name="MESSAGE_ID")
     process_invocation: Any = msgspec.field(default="", name="_SYSTEMD_INVOCATION_ID")
     unit_invocation: Any = msgspec.field(default="", name="INVOCATION_ID")
+    uid: Any = msgspec.field(default="", name="_UID")
 
 
 def _decode(lines: Sequence[bytes], *, cut: bool) -> tuple[list[JournalEntry], int]:
@@ -205,6 +221,7 @@ def _entry(raw: _Raw) -> JournalEntry:
         message_id=_text(raw.message_id),
         invocation_id=_text(raw.process_invocation) or _text(raw.unit_invocation),
         text_lost=raw.message is None,
+        uid=int(uid) if (uid := _text(raw.uid)).isdecimal() else None,
     )
 
 
