@@ -52,6 +52,7 @@ _ABOUT = {
     "expired", "ttl", "age", "length", "len", "count", "policy", "rotation", "version", "algorithm", "enabled", "required",
     "authentication", "manager", "store", "provider", "map", "usage", "limit", "budget", "size", "rate", "ratio", "env",
     "var", "source", "backend", "helper", "num", "prefix", "suffix", "encrypted", "changed",
+    "service", "socket", "timer", "target", "unit",
 }  # fmt: skip
 
 #: Words before "token" that make it a unit of text.
@@ -61,6 +62,9 @@ _TEXT_TOKEN = {
     "prompt", "completion", "accept", "accepted", "time", "generated", "total", "multi", "one", "each", "verify", "think",
     "begin", "end", "speculative", "implicit", "by", "the", "unexpected", "invalid",
 }  # fmt: skip
+
+_PASSWORD_WORDS = {"psk", "pwd", "pw", "creds"}
+_NO_PASSWORD = {"pass", "bypass", "compass", "trespass", "surpass"}
 
 _NOT_SECRET = {
     "pwd", "oldpwd", "loadcredential", "loadcredentialencrypted", "importcredential", "passwordauthentication",
@@ -81,7 +85,9 @@ def secret_name(name: str) -> bool:
     words = [w.lower() for w in _WORDS.findall(name)]
     if not words or low in _NOT_SECRET or words[-1] in _ABOUT:
         return False
-    if _STRONG.search(low) or "psk" in words or "pwd" in words:
+    if _STRONG.search(low) or not _PASSWORD_WORDS.isdisjoint(words):
+        return True
+    if name.isupper() and words[-1].endswith("pass") and words[-1] not in _NO_PASSWORD:
         return True
     if len(words) > 1 and (words[-1] == "pass" or (words[-1] == "auth" and name.isupper())):
         return True
@@ -196,6 +202,27 @@ _SHAPES: tuple[tuple[str, tuple[str, ...], re.Pattern[str]], ...] = (
         ("://",),
         re.compile(r"(?P<keep>://[^\s/@:\"'<>\\]{0,80}:)(?!\[redacted:)[^\s/\"'<>\\]{1,200}(?P<after>@)"),
     ),
+    (
+        "url-signature",
+        ("sig=", "signature="),
+        re.compile(
+            r"(?P<keep>[?&](?:amp;)?(?:sig|signature|x-amz-signature|x-goog-signature)=)(?!\[redacted:)[^\s&\"'<>\\]{16,}", re.I
+        ),
+    ),
+    (
+        "webhook",
+        ("hooks.slack.com/", "/api/webhooks/", "webhook.office.com/"),
+        re.compile(
+            r"(?P<keep>hooks\.slack\.com/(?:services|workflows|triggers)/|discord(?:app)?\.com/api/webhooks/|webhook\.office\.com/)"
+            r"(?!\[redacted:)[^\s\"'<>\\]{16,}",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        "database-password",
+        ("mysql", "mariadb"),
+        re.compile(r"(?P<keep>\b(?:mysql|mariadb)[a-z_-]*\s(?:[^\n|;&]*\s)?-p)(?!\[redacted:)[^\s\"'\\-][^\s\"'\\]*"),
+    ),
     ("url-token", ("://",), re.compile(r"(?P<keep>://)(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{20,}(?P<after>@)")),
     (
         "cookie",
@@ -220,11 +247,14 @@ _SHAPES: tuple[tuple[str, tuple[str, ...], re.Pattern[str]], ...] = (
 _BASIC = re.compile(rf"(?P<keep>{_START}basic\s+)(?P<blob>[A-Za-z0-9+/]{{6,}}={{0,2}})", re.IGNORECASE)
 
 #: Rules whose hits are never a matter of judgement: they also hold for rendered files (HTML, Markdown, XML).
-_NEEDS_CONTEXT = {"authorization", "bearer", "cookie", "user-password", "netrc", "api-key"}
+_NEEDS_CONTEXT = {"authorization", "bearer", "cookie", "user-password", "netrc", "api-key", "database-password", "url-signature"}
 _CERTAIN = frozenset({rule for rule, _, _ in _SHAPES} - _NEEDS_CONTEXT) | {"learned", "private-key"}
 
 #: A name that means a secret holds one of these (``key`` only behind one of the words of ``_STRONG``).
-_KEYWORDS = ("token", "secret", "passw", "passphrase", "passcode", "credential", "sshpass", "_pass", "pwd", "psk", "_auth", "key")
+_KEYWORDS = (
+    "token", "secret", "passw", "passphrase", "passcode", "credential", "creds", "sshpass", "pass", "pwd", "_pw", "psk", "_auth",
+    "key",
+)  # fmt: skip
 _KEY_BEFORE = re.compile(
     r"(?:api|access|private|signing|encryption|auth|master|account|shared|licen[cs]e|subscription|storage)[-_.]?$"
 )

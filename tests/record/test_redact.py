@@ -199,6 +199,9 @@ def test_what_a_name_means() -> None:
         "DB_PASS",
         "REDISCLI_AUTH",
         "API_TOKENS",
+        "DBPASS",
+        "IPMI_PW",
+        "CREDS",
     )
     other = (
         "tokens",
@@ -213,6 +216,8 @@ def test_what_a_name_means() -> None:
         "PWD",
         "pass",
         "auth_url",
+        "auth-token.service",
+        "NCCL_BYPASS",
     )
     assert [n for n in secret if not secret_name(n)] == []
     assert [n for n in other if secret_name(n)] == []
@@ -288,3 +293,19 @@ def test_any_bytes_come_through(data: bytes) -> None:
     redactor = Redactor()
     cleaned = redactor.data(data, "f")
     assert cleaned == data or b"[redacted:" in cleaned
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("curl 'https://acc.blob.example/c?sv=2024-01-01&sig=AbCdEfGhIjKlMnOpQrSt%3D'", "url-signature"),
+        ("notify https://hooks.slack.com/services/T0AB/B0CD/EfGhIjKlMnOpQrSt", "webhook"),
+        ("mysqldump -u backup -pS3cretWord llm", "database-password"),
+    ],
+)
+def test_what_a_url_or_a_database_client_carries_is_taken_out(text: str, rule: str) -> None:
+    redactor = Redactor()
+    assert f"[redacted:{rule}]" in redactor.text(text, "x")
+    assert (
+        redactor.text("docker run -p8080:80 mysql:8.4 ; PASS: 3 passed", "x") == "docker run -p8080:80 mysql:8.4 ; PASS: 3 passed"
+    )
