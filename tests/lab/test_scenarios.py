@@ -30,7 +30,7 @@ FAULTS = {
         "ls /sys/kernel/iommu_groups | wc -l; dmesg | grep 'default domain\\|Default domain'",
         r"^0\n.*Translated",
     ),
-    "crash-loop": (SHOW + "NRestarts,Result,ActiveState", r"Result=(exit-code|success)\nNRestarts=2\d\n"),
+    "crash-loop": (SHOW + "NRestarts,Result,ActiveState", r"Result=(signal|success)\nNRestarts=1\d\n"),
     "started-by-hand": (SHOW + "ActiveState,UnitFileState; " + HEALTH, r"ActiveState=inactive\nUnitFileState=enabled\n200$"),
     "not-enabled": (SHOW + "ActiveState,UnitFileState; " + HEALTH, r"ActiveState=active\nUnitFileState=disabled\n200$"),
     "not-answering": (SHOW + "ActiveState; " + HEALTH, r"ActiveState=active\n000"),

@@ -294,7 +294,7 @@ def _make_key(path: Path) -> None:
 def _fingerprint(data: dict[str, Any]) -> str:
     """What a machine is made of: its data and the lab's code."""
     digest = hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode())
-    for package in ("proofbook.lab.sim", "proofbook.remote"):
+    for package in ("proofbook.lab.sim", "proofbook.lab.standin", "proofbook.remote"):
         for source in sorted(resources.files(package).iterdir(), key=lambda f: f.name):
             if source.name.endswith((".py", ".sh")) and source.name not in ("client.py", "scenario.py"):
                 digest.update(source.read_bytes())

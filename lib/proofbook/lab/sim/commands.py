@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import posixpath
 import re
 from collections.abc import Awaitable
 from dataclasses import replace
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
-from proofbook.lab.sim import agents, coreutils, sglang
+from proofbook.lab.sim import agents, coreutils, serving
 from proofbook.lab.sim.journalctl import journalctl
-from proofbook.lab.sim.os_state import Container, System
+from proofbook.lab.sim.os_state import Container
 from proofbook.lab.sim.render_nvidia import nvidia_smi
 from proofbook.lab.sim.render_pci import lspci
 from proofbook.lab.sim.shell import Answer, Context, Handler, Shell, said, write_file
 from proofbook.lab.sim.systemctl import systemctl
+from proofbook.lab.standin import arguments
+from proofbook.lab.standin.engine import Reply
 
 _HOST_ONLY = ("pct", "lspci", "modinfo", "pveversion")
 
@@ -44,6 +47,9 @@ def make_shell() -> Shell:
             return await _awaited(program(ctx, argv[3:]))
         if argv[1:] in (["-V"], ["--version"]):
             return said("Python 3.13.5\n")
+        if serving.is_sglang(argv) and {"-h", "--help"} & set(argv):
+            await ctx.until(lambda: False, 6.0)
+            return said(arguments.help_text(ctx.system.packages.get("sglang", "0.5.10")))
         ctx.note_unknown(" ".join(argv))
         return said(error="lab: this simulated machine runs no Python programs\n", status=127)
 
@@ -55,6 +61,15 @@ def make_shell() -> Shell:
         if not ctx.user.sudo:
             return said(error="sudo: a password is required\n", status=1)
         return await shell.run_argv(ctx, words) if words else said(error="usage: sudo command\n", status=1)
+
+    async def runuser(ctx: Context, argv: list[str]) -> Answer:
+        words = argv[1:]
+        while words and words[0].startswith("-"):
+            if (word := words.pop(0)) == "--":
+                break
+            if word in ("-u", "--user"):
+                words.pop(0)
+        return await shell.run_argv(ctx, words) if words else said(error="runuser: no command was specified\n", status=1)
 
     async def timeout(ctx: Context, argv: list[str]) -> Answer:
         words = argv[1:]
@@ -95,6 +110,7 @@ def make_shell() -> Shell:
         "bash": sh,
         "dash": sh,
         "python3": python3,
+        "python": python3,
         "sudo": sudo,
         "timeout": timeout,
         "nice": prefixed,
@@ -105,6 +121,7 @@ def make_shell() -> Shell:
         "command": command,
         "type": command,
         "xargs": xargs,
+        "runuser": runuser,
         "pct": pct,
         "journalctl": journalctl,
         "systemctl": systemctl,
@@ -113,6 +130,8 @@ def make_shell() -> Shell:
         "modinfo": _modinfo,
         "dmesg": _dmesg,
         "curl": _curl,
+        "ss": _ss,
+        "fincore": _fincore,
         "lsmod": _lsmod,
         "systemd-detect-virt": _detect_virt,
         "reboot": _reboot,
@@ -206,8 +225,8 @@ def _detect_virt(ctx: Context, argv: list[str]) -> Answer:
     return said("lxc\n") if isinstance(ctx.system, Container) else said("none\n", status=1)
 
 
-def _reboot(ctx: Context, argv: list[str]) -> Answer:
-    return systemctl(ctx, ["systemctl", "reboot"])
+async def _reboot(ctx: Context, argv: list[str]) -> Answer:
+    return await systemctl(ctx, ["systemctl", "reboot"])
 
 
 def _pveversion(ctx: Context, argv: list[str]) -> Answer:
@@ -277,17 +296,34 @@ def _power(ctx: Context, container: Container, verb: str) -> Answer:
 # -------------------------------------------------------------------------------------------- network
 
 
-def http_get(system: System, port: int, path: str, now: float) -> tuple[int, str, bytes] | None:
-    """What a port of a userland answers to a GET; None when nothing listens there."""
-    endpoint = system.endpoints.get(port)
-    if endpoint is None:
+async def request(ctx: Context, port: int, method: str, path: str, body: bytes, limit_s: float) -> Reply | None:
+    """What a port of this userland answers after its time; a reply that hangs when it does not come; None when refused."""
+    found = serving.server_at(ctx.system, port)
+    if found is None:
         return None
-    options = endpoint.options
-    return sglang.answer(path, options["argv"], options["environ"], ready=now >= options["ready_at"])
+    process, server = found
+    counts, pid = serving.generates(method, path), process.pid
+    running = ctx.system.running
+    running[pid] = running.get(pid, 0) + counts
+    try:
+        reply = serving.respond(ctx.life, ctx.system, process, server, method, path, body, "127.0.0.1:44012")
+        due = ctx.life.now + reply.seconds
+
+        def over() -> bool:
+            return ctx.system.processes.get(pid) is not process or (not reply.hangs and ctx.life.now >= due)
+
+        came = await ctx.until(over, limit_s if reply.hangs else min(limit_s, reply.seconds))
+    finally:
+        if pid in running:
+            running[pid] -= counts
+    if reply.hangs or not came or ctx.system.processes.get(pid) is not process:
+        return Reply(hangs=True)
+    return reply
 
 
-def _curl(ctx: Context, argv: list[str]) -> Answer:
+async def _curl(ctx: Context, argv: list[str]) -> Answer:
     url, output, form, fail, quiet = "", "", "", False, False
+    method, data, limit = "", b"", 300.0
     words = argv[1:]
     while words:
         word = words.pop(0)
@@ -295,7 +331,13 @@ def _curl(ctx: Context, argv: list[str]) -> Answer:
             output = words.pop(0)
         elif word in ("-w", "--write-out"):
             form = words.pop(0)
-        elif word in ("-m", "--max-time", "--connect-timeout", "-H", "--header", "-X", "--request", "-d", "--data"):
+        elif word in ("-m", "--max-time"):
+            limit = float(words.pop(0))
+        elif word in ("-X", "--request"):
+            method = words.pop(0)
+        elif word in ("-d", "--data", "--data-raw", "--json"):
+            data = words.pop(0).encode()
+        elif word in ("--connect-timeout", "-H", "--header"):
             words.pop(0)
         elif word.startswith("-"):
             fail = fail or word in ("-f", "--fail") or (word[1] != "-" and "f" in word)
@@ -303,19 +345,59 @@ def _curl(ctx: Context, argv: list[str]) -> Answer:
         else:
             url = word
     parts = urlsplit(url if "//" in url else "http://" + url)
-    local = parts.hostname in ("127.0.0.1", "localhost", "::1", ctx.system.hostname)
+    local = parts.hostname in ("127.0.0.1", "localhost", "::1", ctx.system.hostname, ctx.system.address)
     port = parts.port or 80
-    path = parts.path + (f"?{parts.query}" if parts.query else "")
-    answer = http_get(ctx.system, port, path or "/", ctx.life.now) if local else None
-    if answer is None:
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    method = method or ("POST" if data else "GET")
+    reply = await request(ctx, port, method, path, data, limit) if local else None
+    if reply is None:
         trouble = f"curl: (7) Failed to connect to {parts.hostname} port {port} after 0 ms: Could not connect to server\n"
-        return said(form.replace("%{http_code}", "000").replace("\\n", "\n"), error="" if quiet else trouble, status=7)
-    status, kind, body = answer
-    written = form.replace("%{http_code}", f"{status:03d}").replace("%{content_type}", kind).replace("\\n", "\n")
-    if fail and status >= 400:
-        return said(written, error=f"curl: (22) The requested URL returned error: {status}\n", status=22)
+        return said(_written(form, 0, ""), error="" if quiet else trouble, status=7)
+    if reply.hangs:
+        trouble = f"curl: (28) Operation timed out after {limit * 1000:.0f} milliseconds with 0 bytes received\n"
+        return said(_written(form, 0, ""), error="" if quiet else trouble, status=28)
+    written = _written(form, reply.status, reply.headers.get("content-type", ""))
+    if fail and reply.status >= 400:
+        return said(written, error=f"curl: (22) The requested URL returned error: {reply.status}\n", status=22)
+    body = reply.body
     if output:
         if output != "/dev/null":
             write_file(ctx, output, body)
         body = b""
     return Answer(0, body + written.encode())
+
+
+def _written(form: str, status: int, kind: str) -> str:
+    """What ``-w FORM`` prints."""
+    return form.replace("%{http_code}", f"{status:03d}").replace("%{content_type}", kind).replace("\\n", "\n")
+
+
+def _ss(ctx: Context, argv: list[str]) -> Answer:
+    """``ss -ltnpH``: who listens, one line a socket."""
+    options = "".join(a[1:] for a in argv[1:] if a.startswith("-"))
+    if not set("lt") <= set(options):
+        ctx.note_unknown(" ".join(argv))
+        return said(error="lab: this simulated machine only knows listening TCP sockets\n", status=255)
+    out = "" if "H" in options else "State  Recv-Q Send-Q Local Address:Port Peer Address:Port Process\n"
+    rows = [(22, "0.0.0.0", next((p for p in ctx.system.processes.values() if p.comm == "sshd"), None), 128)]
+    rows += [(e.port, e.address, ctx.system.processes.get(e.pid), 2048) for e in ctx.system.endpoints.values()]
+    for port, address, process, backlog in rows:
+        if process is None:
+            continue
+        users = f'users:(("{process.comm}",pid={process.pid},fd={7 if port == 22 else 73}))' if "p" in options else ""
+        out += f"LISTEN 0      {backlog:<6} {address}:{port:<8} 0.0.0.0:*    {users}".rstrip() + "\n"
+    return said(out)
+
+
+def _fincore(ctx: Context, argv: list[str]) -> Answer:
+    """``fincore -b -n -o RES,SIZE,FILE``: how much of each file is in memory."""
+    out, errors = "", ""
+    for path in [w for w in argv[1:] if w.startswith("/")]:
+        try:
+            _, node = ctx.tree.lookup(path)
+        except OSError as error:
+            errors += f"fincore: failed to open: {path}: {error.strerror}\n"
+            continue
+        share = ctx.system.page_cache.get(posixpath.dirname(path), 0.0)
+        out += f"{int(node.size * share) // 4096 * 4096} {node.size} {path}\n"
+    return said(out, error=errors, status=1 if errors else 0)

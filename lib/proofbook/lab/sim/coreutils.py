@@ -273,11 +273,10 @@ def _stat(ctx: Context, argv: list[str]) -> Answer:
         except OSError as error:
             errors += f"stat: cannot statx '{path}': {error.strerror}\n"
             continue
-        size = len(node.read()) if node.kind == "file" and not node.error else 0
         kinds = {"file": "regular file", "link": "symbolic link", "dir": "directory", "device": "character special file"}
         values = {
             "n": path,
-            "s": str(size),
+            "s": str(node.size),
             "a": f"{node.mode:o}",
             "u": str(node.uid),
             "g": str(node.gid),
@@ -352,7 +351,7 @@ def _below(ctx: Context, path: str) -> list[str]:
 
 
 def _find(ctx: Context, argv: list[str]) -> Answer:
-    words = argv[1:]
+    words = [w for w in argv[1:] if w != "-L"]
     starts = []
     while words and not words[0].startswith("-"):
         starts.append(words.pop(0))
@@ -366,14 +365,16 @@ def _find(ctx: Context, argv: list[str]) -> Answer:
             continue
         for path in paths:
             depth = path.rstrip("/").count("/") - start.rstrip("/").count("/")
-            kind = ctx.tree.lookup(path, follow=False, cwd=ctx.cwd)[1].kind
+            node = ctx.tree.lookup(path, follow="-L" in argv, cwd=ctx.cwd)[1]
             if "-maxdepth" in options and depth > int(options["-maxdepth"]):
                 continue
             if "-name" in options and not fnmatch.fnmatch(posixpath.basename(path), options["-name"]):
                 continue
-            if "-type" in options and {"f": "file", "l": "link", "d": "dir", "c": "device"}[options["-type"]] != kind:
+            if "-type" in options and {"f": "file", "l": "link", "d": "dir", "c": "device"}[options["-type"]] != node.kind:
                 continue
-            out += path + "\n"
+            form = options.get("-printf", "%p\\n")
+            values = {"%s": str(node.size), "%f": posixpath.basename(path), "%p": path, "\\n": "\n", "%%": "%"}
+            out += "".join(values.get(piece, piece) for piece in re.findall(r"%[sfp%]|\\n|[^%\\]+|.", form))
     return said(out, error=errors, status=1 if errors else 0)
 
 
@@ -676,7 +677,7 @@ COMMANDS: dict[str, Handler] = {
     "true": lambda ctx, argv: said(),
     "false": lambda ctx, argv: said(status=1),
     "sync": lambda ctx, argv: said(),
-    "hostname": lambda ctx, argv: said(ctx.system.hostname + "\n"),
+    "hostname": lambda ctx, argv: said((ctx.system.address + " " if "-I" in argv else ctx.system.hostname) + "\n"),
     "whoami": lambda ctx, argv: said(ctx.user.name + "\n"),
     "pwd": lambda ctx, argv: said(ctx.cwd + "\n"),
     "who": lambda ctx, argv: said(),

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from proofbook.errors import LabError
 from proofbook.lab.sim import fault_lines, units
-from proofbook.lab.sim.os_state import Container, Fault, Machine
+from proofbook.lab.sim.os_state import Container, Endpoint, Fault, Machine, System
 from proofbook.lab.sim.render_kernel import interface_name
+from proofbook.lab.standin import faults as server_faults
+from proofbook.lab.standin.engine import Server
 
 if TYPE_CHECKING:
     from proofbook.lab.sim.life import Life
@@ -42,6 +44,23 @@ def after_container_start(life: Life, container: Container) -> None:
             effect(life, container, fault.parameters)
 
 
+def at_reload(life: Life, system: System) -> None:
+    """Somebody makes systemd reload its units: what another hand changes at that very time takes hold, once."""
+    if system.name in life.machine.reloaded:
+        return
+    life.machine.reloaded.add(system.name)
+    for fault in life.machine.faults:
+        if fault.when == "at-reload" and fault.parameters.get("container", "") == system.name:
+            _AT_POWER_ON[fault.kind](life.machine, fault.parameters)
+
+
+def port_is_free(life: Life, system: System, port: int) -> None:
+    """A port of a userland has no owner any more: who waited for it takes it."""
+    for fault in life.machine.active_faults():
+        if fault.kind == "old-port-owner" and fault.parameters["container"] == system.name:
+            life.at(life.now + 0.1, "port_taken", system.name, port, fault.parameters["unit"])
+
+
 def known_kinds() -> frozenset[str]:
     return frozenset({*_AT_POWER_ON, *_AFTER_POWER_ON, *_IN_CONTAINER, *_ON_REBOOT})
 
@@ -50,8 +69,10 @@ def validate(fault: Fault) -> Fault:
     """Raises LabError for a kind or a time that does not exist."""
     if fault.kind not in known_kinds():
         raise LabError(f"no such fault: {fault.kind!r}", hint=f"the lab knows {', '.join(sorted(known_kinds()))}")
-    if fault.when not in ("always", "after-reboot"):
-        raise LabError(f"fault {fault.kind!r} has when = {fault.when!r}", hint='it is "always" or "after-reboot"')
+    if fault.when not in ("always", "after-reboot", "at-reload"):
+        raise LabError(f"fault {fault.kind!r} has when = {fault.when!r}", hint='it is "always", "after-reboot" or "at-reload"')
+    if fault.when == "at-reload" and fault.kind not in _FILES:
+        raise LabError(f"fault {fault.kind!r} cannot come at a reload", hint=f"{', '.join(_FILES)} can")
     return fault
 
 
@@ -118,6 +139,13 @@ def _write_file(m: Machine, p: Parameters) -> None:
     units.write(m.system(p.get("container", "")), p["path"], p["text"])
 
 
+def _remove_file(m: Machine, p: Parameters) -> None:
+    m.system(p.get("container", "")).files[p["path"]] = None
+
+
+#: The kinds that are a change of a file, which may come at any time.
+_FILES = ("write-file", "remove-file")
+
 _AT_POWER_ON: dict[str, Callable[[Machine, Parameters], None]] = {
     "gpu-missing": _gpu_missing,
     "iommu-type": _iommu_type,
@@ -131,6 +159,7 @@ _AT_POWER_ON: dict[str, Callable[[Machine, Parameters], None]] = {
     "other-machine": _other_machine,
     "host-key-changed": _host_key_changed,
     "write-file": _write_file,
+    "remove-file": _remove_file,
 }
 
 
@@ -192,11 +221,49 @@ _AFTER_POWER_ON: dict[str, Callable[[Life, Parameters], None]] = {
 
 
 def _crash_loop(life: Life, container: Container, p: Parameters) -> None:
-    container.units[p["unit"]].behaviour = "crash"
+    container.units[p["unit"]].server_faults["out-of-memory"] = {"always": True}
 
 
 def _not_answering(life: Life, container: Container, p: Parameters) -> None:
-    container.units[p["unit"]].behaviour = "hang"
+    container.units[p["unit"]].server_faults["hang-at-graphs"] = {"always": True}
+
+
+def _of_server(kind: str) -> Callable[[Life, Container, Parameters], None]:
+    """A fault of the server itself, by its name there; what it knows of parameters goes along."""
+
+    def take(life: Life, container: Container, p: Parameters) -> None:
+        given = {k: v for k, v in p.items() if k not in ("container", "unit")}
+        container.units[p["unit"]].server_faults[kind] = given
+
+    return take
+
+
+def _leftover(life: Life, container: Container, p: Parameters) -> None:
+    """A scheduler hangs in the driver when its service stops, and keeps its GPU's memory for a while."""
+    container.units[p["unit"]].leftover = {"rank": p.get("rank", 1), "lets_go_after_s": p["lets_go_after_s"]}
+
+
+def _suppressed(life: Life, container: Container, p: Parameters) -> None:
+    """journald's rate limit drops what the service says between two seconds of its start."""
+    container.units[p["unit"]].suppressed = (float(p["from_s"]), float(p["until_s"]))
+
+
+def take_port(life: Life, system: System, port: int, unit_name: str) -> None:
+    """An old instance that somebody once started by hand, and that tried its port again and again, has it now.
+
+    Its schedulers are long dead: its health address answers, and nothing else does. After a while it is gone too.
+    """
+    if port in system.endpoints:
+        return
+    unit = system.units[unit_name]
+    fault = next(f for f in life.machine.active_faults() if f.kind == "old-port-owner")
+    process = life.by_hand(system, unit.exec_start, {**unit.environment, "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"})
+    process.started_at -= float(fault.parameters.get("age_s", 86400.0))
+    server = Server(tuple(process.argv), process.environ, system.packages.get("sglang", "0.5.10"), seed=life.machine.seed)
+    server.stuck = True
+    system.servers[process.pid] = server
+    system.endpoints[port] = Endpoint(port, process.pid)
+    life.at(life.now + float(fault.parameters["lets_go_after_s"]), "lets_go", system.name, process.pid, process.serial)
 
 
 def _not_enabled(life: Life, container: Container, p: Parameters) -> None:
@@ -216,7 +283,10 @@ _IN_CONTAINER: dict[str, Callable[[Life, Container, Parameters], None]] = {
     "not-answering": _not_answering,
     "not-enabled": _not_enabled,
     "started-by-hand": _started_by_hand,
+    "leftover-gpu-process": _leftover,
+    "service-lines-suppressed": _suppressed,
+    **{kind: _of_server(kind) for kind in server_faults.KNOWN},
 }
 
-#: Read where a reboot is played.
-_ON_REBOOT = frozenset({"reboot-ignored", "never-comes-back", "slow-boot", "unclean-shutdown"})
+#: Read where they matter: where a reboot is played, and where a port becomes free.
+_ON_REBOOT = frozenset({"reboot-ignored", "never-comes-back", "slow-boot", "unclean-shutdown", "old-port-owner"})

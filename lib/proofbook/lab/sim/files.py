@@ -133,6 +133,7 @@ class Files:
             "/proc/loadavg": file("1.12 1.08 1.02 2/3127 48213\n"),
             "/proc/meminfo": file(
                 f"MemTotal:       {gib * 1048576} kB\nMemFree:        {gib * 721420} kB\nMemAvailable:   {gib * 880803} kB\n"
+                f"Buffers:        {gib * 2048} kB\nCached:         {gib * 301465} kB\n"
             ),
             "/proc/stat": file(f"cpu  0 0 0 0 0 0 0 0 0 0\nbtime {int(m.boot.started_at)}\nprocesses 48213\n"),
             "/proc/devices": file("Character devices:\n" + majors + "\nBlock devices:\n259 blkext\n"),
@@ -152,12 +153,17 @@ class Files:
 
     def _processes(self, system: System) -> dict[str, FileNode]:
         nodes: dict[str, FileNode] = {}
+        groups: dict[str, list[int]] = {}
         for process in visible_processes(self._life, system):
             nodes |= self._process(*process)
+            groups.setdefault(process[3], []).append(process[0])
+        for group, pids in groups.items():
+            nodes[f"/sys/fs/cgroup{group}/cgroup.procs"] = file("".join(f"{pid}\n" for pid in pids), 0o644)
         return nodes
 
     def _process(self, pid: int, ppid: int, process: Process, cgroup: str) -> dict[str, FileNode]:
         base, comm = f"/proc/{pid}", process.comm[:15]
+        ids = f"{pid}\t{process.pid}" if pid != process.pid else str(pid)  # a container's process has two, seen from the host
         ticks = round((process.started_at - self._life.machine.boot.started_at) * TICKS)
         rest = [
             ppid,
@@ -186,7 +192,7 @@ class Files:
         status = (
             f"Name:\t{comm}\nUmask:\t0022\nState:\tS (sleeping)\nTgid:\t{pid}\nPid:\t{pid}\nPPid:\t{ppid}\nTracerPid:\t0\n"
             f"Uid:\t{process.uid}\t{process.uid}\t{process.uid}\t{process.uid}\nGid:\t{process.uid}\t{process.uid}\t{process.uid}\t{process.uid}\n"
-            f"VmSize:\t{process.rss_kib * 4} kB\nVmRSS:\t{process.rss_kib} kB\nThreads:\t1\n"
+            f"NStgid:\t{ids}\nNSpid:\t{ids}\nVmSize:\t{process.rss_kib * 4} kB\nVmRSS:\t{process.rss_kib} kB\nThreads:\t1\n"
         )
         environ = b"".join(f"{k}={v}".encode() + b"\0" for k, v in process.environ.items())
         return {

@@ -9,10 +9,12 @@ from __future__ import annotations
 import heapq
 import pickle
 import uuid
+from collections.abc import Mapping, Sequence
 
-from proofbook.lab.sim import fault_lines, faults, sglang, units
-from proofbook.lab.sim.os_state import Boot, Container, Endpoint, Entry, Event, KernelLine, Machine, Process, System, Unit
+from proofbook.lab.sim import fault_lines, faults, serving, units
+from proofbook.lab.sim.os_state import Boot, Entry, Event, KernelLine, Machine, Process, System, Unit
 from proofbook.lab.sim.render_kernel import kernel_boot_lines
+from proofbook.lab.standin.startlog import dated
 
 #: The catalogue ids of systemd's own messages (systemd's ``sd-messages.h``).
 _STARTED = "39f53479d3a045ac8e11786248231fbf"
@@ -28,25 +30,16 @@ _JOURNAL_START = "f77379a8490b408bbe5f6940505a777b"
 _JOURNAL_STOP = "d93fb3c9c24d451a97cea615ce59c00b"
 _JOURNAL_MISSED = "e9bf28e6e834481bb6f48f548ad13606"
 
-#: How CUDA programs die: the last lines of PyTorch's tracebacks.
-_OUT_OF_MEMORY = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.87 GiB. "
-    "GPU 0 has a total capacity of 94.97 GiB of which 7.41 GiB is free."
+_LAUNCH_FAILURE = (
+    "TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
+    "torch.AcceleratorError: CUDA error: unspecified launch failure\n"
 )
-_ERROR_803 = (
-    "RuntimeError: Unexpected error from cudaGetDeviceCount(). "
-    "Error 803: system has unsupported display driver / cuda driver combination"
-)
-_UNKNOWN_ERROR = (
-    "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, "
-    "e.g. changing env variable CUDA_VISIBLE_DEVICES after program start."
-)
-_LAUNCH_FAILURE = "TP0] Scheduler hit an exception: torch.AcceleratorError: CUDA error: unspecified launch failure"
-_SIGTERM_LINE = "SIGTERM received. signum=None frame=None. Draining requests and shutting down..."
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
 _SIGTERM, _SIGKILL = 15, 9
 _CLD_EXITED, _CLD_KILLED = 1, 2
+#: The names that systemd prints for exit statuses.
+_EXIT_NAMES = {0: "SUCCESS", 1: "FAILURE", 2: "INVALIDARGUMENT"}
 
 
 class Life:
@@ -151,7 +144,7 @@ class Life:
             },
         )
 
-    def journald(self, system: System, message: str, catalogue: str = "", priority: int = 6) -> None:
+    def journald(self, system: System, message: str, catalogue: str = "", priority: int = 6, **more: str) -> None:
         """A line that journald writes into its own journal; ``journalctl -k`` does not show these."""
         fields = {
             "_TRANSPORT": "driver",
@@ -159,13 +152,15 @@ class Life:
             "SYSLOG_FACILITY": "3",
             "SYSLOG_IDENTIFIER": "systemd-journald",
             "_PID": str(system.units["systemd-journald.service"].main_pid or 287),
+            "_UID": "0",
+            "_GID": "0",
             "_COMM": "systemd-journal",
             "_SYSTEMD_UNIT": "systemd-journald.service",
             "MESSAGE": message,
         }
         if catalogue:
             fields["MESSAGE_ID"] = catalogue
-        self.entry(system, fields)
+        self.entry(system, {**fields, **more})
 
     def logind(self, message: str) -> None:
         unit = self.machine.host.units["systemd-logind.service"]
@@ -414,12 +409,12 @@ class Life:
             self._stop_target(container, container.units[target])
         for unit in reversed(list(container.units.values())):
             if unit.active in ("active", "activating") and unit.name != "systemd-journald.service":
-                self.stop(container, unit)
+                self.stop(container, unit, at_once=True)
         self.pid1(container, "Reached target shutdown.target - System Shutdown.", catalogue=_STARTED)
         self.pid1(container, "Shutting down.", priority=5)
         self.journald(container, "Journal stopped", _JOURNAL_STOP)
         _blank(container)
-        self._free_gpus(container)
+        self.free_gpus()
 
     # ----------------------------------------------------------------------------------------- service
 
@@ -443,36 +438,50 @@ class Life:
             return
         if unit.type in ("notify", "forking"):
             self.pid1(system, f"Starting {_name(unit)}...", unit=unit, catalogue=_STARTING)
+        for left in [p for p in system.processes.values() if p.unit == unit.name]:
+            self.pid1(
+                system,
+                f"{unit.name}: Found left-over process {left.pid} ({left.comm}) in control group while starting unit. Ignoring.",
+                unit=unit,
+                priority=4,
+            )
         unit.active, unit.sub = "active", "running"
-        process = self._spawn(system, unit)
+        process = self._start_main(system, unit)
         unit.exec_started_at, unit.exec_pid, unit.main_pid = self.now, process.pid, process.pid
         self.pid1(system, f"Started {_name(unit)}.", unit=unit, catalogue=_STARTED)
-        if sglang.is_sglang(unit.exec_start):
-            self._start_sglang(system, unit)
+        if serving.is_sglang(unit.exec_start):
+            serving.launch(self, system, process, unit)
 
-    def _spawn(self, system: System, unit: Unit) -> Process:
-        pid = self._next_pid(system)
+    def _start_main(self, system: System, unit: Unit) -> Process:
         environ = {
             "LANG": "C.UTF-8",
             "PATH": _PATH,
             "INVOCATION_ID": unit.invocation_id,
-            "JOURNAL_STREAM": f"9:{20000 + pid}",
-            "SYSTEMD_EXEC_PID": str(pid),
+            "JOURNAL_STREAM": f"9:{20000 + system.next_pid}",
+            "SYSTEMD_EXEC_PID": str(system.next_pid),
             **unit.environment,
         }
-        argv = list(unit.exec_start)
+        return self.spawn(system, unit.exec_start, environ, f"/system.slice/{unit.name}", unit.name)
+
+    def spawn(
+        self, system: System, argv: Sequence[str], environ: Mapping[str, str], cgroup: str, unit: str = "", *, parent: int = 1
+    ) -> Process:
+        """A new process of a userland, seen by the host too."""
+        pid = self._next_pid(system)
         exe = argv[0] if argv else ""
+        self.machine.order += 1
         process = Process(
             pid,
             self._host_pid(system, pid),
-            1,
-            argv,
-            environ,
+            parent,
+            list(argv),
+            dict(environ),
             self.now,
-            f"/system.slice/{unit.name}",
-            unit.name,
+            cgroup,
+            unit,
             comm=exe.rpartition("/")[2][:15],
             exe=exe,
+            serial=self.machine.order,
         )
         system.processes[pid] = process
         return process
@@ -485,113 +494,62 @@ class Life:
     def _host_pid(self, system: System, pid: int) -> int:
         return pid if system is self.machine.host else self._next_pid(self.machine.host)
 
-    def _start_sglang(self, system: System, unit: Unit) -> None:
-        """SGLang starts: either it comes up in stages, or it dies for a reason that the machine gives it."""
-        m, invocation = self.machine, unit.invocation_id
-        ranks = sglang.tp_size(unit.exec_start)
-        reason = self._why_cuda_fails(system, ranks)
-        if not reason and unit.behaviour == "crash":
-            reason = _OUT_OF_MEMORY
-        if reason:
-            for offset, text in sglang.death(reason):
-                self.at(self.now + offset, "program_line", system.name, unit.name, invocation, text, 3)
-            self.at(self.now + 9.4, "program_exit", system.name, unit.name, invocation, _CLD_EXITED, 1)
+    def on_server(self, what: str, name: str, pid: int, serial: int, *more: object) -> None:
+        """A stage in the life of an SGLang server."""
+        serving.happen(self, what, name, pid, serial, *more)
+
+    def main_ended(self, system: System, process: Process, *, killed: bool, status: int) -> None:
+        """A service's main process ends by itself; systemd does what the unit's ``Restart=`` says."""
+        unit = system.units.get(process.unit)
+        if unit is None or unit.main_pid != process.pid:
+            self.remove(system, process)
             return
-        for rank in range(ranks):
-            pid = self._next_pid(system)
-            system.processes[pid] = Process(
-                pid,
-                self._host_pid(system, pid),
-                unit.main_pid,
-                [f"sglang::scheduler_TP{rank}"],
-                dict(system.processes[unit.main_pid].environ),
-                self.now,
-                f"/system.slice/{unit.name}",
-                unit.name,
-                comm="sglang::schedul",
-                rss_kib=6_291_456,
-                exe=unit.exec_start[0],
-            )
-        self.at(self.now + m.timing.sglang_s * 0.34, "fill_gpus", system.name, unit.name, invocation)
-        for offset, text in sglang.startup(unit.exec_start, unit.environment, m.timing.sglang_s):
-            if unit.behaviour == "hang" and "Capture cuda graph end" in text:
-                return  # the graphs are never captured: the process lives on, and its port never opens
-            self.at(self.now + offset, "program_line", system.name, unit.name, invocation, text, 6)
-        self.at(
-            self.now + sglang.listens_after(m.timing.sglang_s),
-            "listen",
-            system.name,
-            unit.name,
-            invocation,
-            self.now + m.timing.sglang_s,
-        )
-
-    def _why_cuda_fails(self, system: System, ranks: int) -> str:
-        """The last line of the traceback with which a CUDA program dies here; "" when it does not."""
-        m = self.machine
-        nvidia = m.hw.nvidia
-        if nvidia.library_version != nvidia.module_version:
-            return _ERROR_803
-        denied = system.devices if isinstance(system, Container) else {}
-        if denied.get("/dev/nvidia-uvm", ""):
-            return _UNKNOWN_ERROR
-        usable = [g for g in m.gpus_of(system) if g.condition == "ok"]
-        if len(usable) < ranks:
-            return "torch.AcceleratorError: CUDA error: invalid device ordinal"
-        return ""
-
-    def _holds(self, system: System, unit: Unit, invocation: str) -> bool:
-        return unit.invocation_id == invocation and unit.main_pid in system.processes
-
-    def on_program_line(self, name: str, unit_name: str, invocation: str, text: str, priority: int) -> None:
-        system = self.machine.system(name)
-        unit = system.units[unit_name]
-        if self._holds(system, unit, invocation):
-            line = sglang.dated(text, self.now, unit.main_pid) if priority > 3 else text
-            # WHY: the journal keeps one priority per stream; what a program prints as an error is priority 6 all the same.
-            self.says(system, unit, line)
-
-    def on_fill_gpus(self, name: str, unit_name: str, invocation: str) -> None:
-        system = self.machine.system(name)
-        unit = system.units[unit_name]
-        if not self._holds(system, unit, invocation):
-            return
-        schedulers = [
-            p for p in system.processes.values() if p.unit == unit_name and p.argv[0].startswith("sglang::scheduler_TP")
-        ]
-        for gpu, process in zip(self.machine.gpus_of(system), schedulers, strict=False):
-            gpu.processes.append((process.host_pid, process.argv[0], 76842))
-            gpu.power_w, gpu.temperature_c, gpu.pstate = 82.4, 34, "P1"
-        unit.memory_bytes = 41 * 1024**3
-
-    def on_listen(self, name: str, unit_name: str, invocation: str, ready_at: float) -> None:
-        system = self.machine.system(name)
-        unit = system.units[unit_name]
-        if self._holds(system, unit, invocation):
-            port = sglang.port(unit.exec_start)
-            process = system.processes[unit.main_pid]
-            system.endpoints[port] = Endpoint(
-                port, "sglang", unit_name, {"ready_at": ready_at, "argv": process.argv, "environ": process.environ}
-            )
-
-    def on_program_exit(self, name: str, unit_name: str, invocation: str, code: int, status: int) -> None:
-        """The main process ends by itself; systemd does what the unit's ``Restart=`` says."""
-        system = self.machine.system(name)
-        unit = system.units[unit_name]
-        if not self._holds(system, unit, invocation):
-            return
-        how = f"code=exited, status={status}/FAILURE" if code == _CLD_EXITED else f"code=killed, status={status}/KILL"
-        result = "exit-code" if code == _CLD_EXITED else "signal"
+        how = f"code=killed, status={status}/KILL" if killed else f"code=exited, status={status}/{_EXIT_NAMES.get(status, 'n/a')}"
+        result = "signal" if killed else "exit-code" if status else "success"
         self.pid1(system, f"{unit.name}: Main process exited, {how}", unit=unit, catalogue=_PROCESS_EXIT, priority=5)
-        self._kill_processes(system, unit)
-        unit.exec_code, unit.exec_status, unit.exec_ended_at, unit.result = code, status, self.now, result
+        self.remove(system, process)
+        unit.main_pid, unit.memory_bytes = 0, 0
+        unit.exec_code, unit.exec_status, unit.exec_ended_at = _CLD_KILLED if killed else _CLD_EXITED, status, self.now
+        unit.result = result
         self.pid1(system, f"{unit.name}: Failed with result '{result}'.", unit=unit, catalogue=_FAILED_RESULT, priority=4)
         unit.active_exit_at = unit.inactive_enter_at = self.now
         if unit.restart in ("always", "on-failure"):
             unit.active, unit.sub = "activating", "auto-restart"
-            self.at(self.now + unit.restart_s, "auto_restart", name, unit_name, invocation)
+            self.at(self.now + unit.restart_s, "auto_restart", system.name, unit.name, unit.invocation_id)
         else:
             unit.active, unit.sub = "failed", "failed"
+
+    def remove(self, system: System, process: Process, *, leave: bool = False) -> None:
+        """A process is gone, and with it its children (they ask the kernel for that), its port and its GPU memory.
+
+        ``leave``: the scheduler that a fault lets outlive its parent stays, as a child of PID 1.
+        """
+        serving.drop_later(self, system, process)
+        unit = system.units.get(process.unit)
+        stays = f"sglang::scheduler_TP{unit.leftover.get('rank', 0)}" if leave and unit and unit.leftover else ""
+        for child in serving.children(system, process.pid):
+            if child.argv[0] == stays and unit is not None:
+                child.ppid = 1
+                self.at(self.now + float(unit.leftover["lets_go_after_s"]), "lets_go", system.name, child.pid, child.serial)
+            else:
+                del system.processes[child.pid]
+        system.processes.pop(process.pid, None)
+        system.servers.pop(process.pid, None)
+        system.running.pop(process.pid, None)
+        for port in [p for p, e in system.endpoints.items() if e.pid == process.pid]:
+            del system.endpoints[port]
+            faults.port_is_free(self, system, port)
+        self.free_gpus()
+
+    def on_lets_go(self, name: str, pid: int, serial: int) -> None:
+        """A process that hung in the driver is gone at last."""
+        system = self.machine.system(name)
+        process = system.processes.get(pid)
+        if process is not None and process.serial == serial:
+            self.remove(system, process)
+
+    def on_port_taken(self, name: str, port: int, unit_name: str) -> None:
+        faults.take_port(self, self.machine.system(name), port, unit_name)
 
     def on_auto_restart(self, name: str, unit_name: str, invocation: str) -> None:
         system = self.machine.system(name)
@@ -614,66 +572,109 @@ class Life:
         """A person starts the unit's program from a shell: it runs and answers, and systemd knows nothing of it."""
         system = self.machine.system(name)
         unit = system.units[unit_name]
-        pid = self._next_pid(system)
-        environ = {
-            "PATH": _PATH,
-            "HOME": "/root",
-            "SHELL": "/bin/bash",
-            "TERM": "xterm-256color",
-            "USER": "root",
-            **unit.environment,
-        }
-        system.processes[pid] = Process(
-            pid,
-            self._host_pid(system, pid),
-            1,
-            list(unit.exec_start),
-            environ,
-            self.now,
-            "/user.slice/user-0.slice/session-3.scope",
-            comm="python",
-            exe=unit.exec_start[0],
-        )
-        port = sglang.port(unit.exec_start)
-        ready = self.now + self.machine.timing.sglang_s
-        system.endpoints[port] = Endpoint(port, "sglang", "", {"ready_at": ready, "argv": unit.exec_start, "environ": environ})
+        process = self.by_hand(system, unit.exec_start, unit.environment)
+        serving.launch(self, system, process, None)
 
-    def stop(self, system: System, unit: Unit) -> None:
-        """What ``systemctl stop`` does; SGLang says that it got the signal."""
-        if unit.active not in ("active", "activating", "reloading"):
+    def by_hand(self, system: System, argv: Sequence[str], environ: Mapping[str, str]) -> Process:
+        """A process that a person started from a login shell."""
+        shell = {"PATH": _PATH, "HOME": "/root", "SHELL": "/bin/bash", "TERM": "xterm-256color", "USER": "root"}
+        return self.spawn(system, argv, {**shell, **environ}, "/user.slice/user-0.slice/session-3.scope")
+
+    def stop(self, system: System, unit: Unit, *, at_once: bool = False) -> None:
+        """What ``systemctl stop`` sets going: SIGTERM, and the unit is down when its processes have ended.
+
+        ``at_once``: the machine or the container goes down, nobody waits.
+        """
+        if unit.active not in ("active", "activating", "reloading") or unit.sub.startswith("stop-"):
             return
         self.pid1(system, f"Stopping {_name(unit)}...", unit=unit, catalogue=_STOPPING)
-        if sglang.is_sglang(unit.exec_start) and unit.main_pid:
-            self.says(
-                system,
-                unit,
-                sglang.dated(_SIGTERM_LINE, self.now, unit.main_pid),
-            )
-        self._stopped(system, unit)
+        server = system.servers.get(unit.main_pid)
+        if server is None or at_once:
+            if server is not None:
+                self.says(system, unit, dated(server.stopping()[0][1], self.now, unit.main_pid))
+            self._stopped(system, unit)
+            return
+        unit.active, unit.sub = "deactivating", "stop-sigterm"
+        process = system.processes[unit.main_pid]
+        key = (system.name, process.pid, process.serial)
+        lines = server.stopping()
+        ready = server.ready_after_s is not None and self.now - process.started_at >= server.ready_after_s
+        if not ready:
+            serving.drop_later(self, system, process)
+            self.at(self.now + 0.8, "main_stopped", *key)
+        elif server.stuck:
+            # WHY: the server waits for its running requests without limit, and here they never end; systemd's patience decides.
+            self.at(self.now, "server", "says", *key, lines[0][1])
+            self.at(self.now + unit.timeout_stop_s, "stop_timed_out", *key)
+        else:
+            for second, text in lines:
+                self.at(self.now + second, "server", "says", *key, text)
+            self.at(self.now + lines[-1][0] + 0.2, "main_stopped", *key)
 
-    def _stopped(self, system: System, unit: Unit) -> None:
-        self._kill_processes(system, unit)
-        unit.active, unit.sub, unit.result = "inactive", "dead", "success"
-        unit.exec_code, unit.exec_status, unit.exec_ended_at = _CLD_KILLED, _SIGTERM, self.now
+    def on_stop_timed_out(self, name: str, pid: int, serial: int) -> None:
+        system = self.machine.system(name)
+        process = system.processes.get(pid)
+        if process is None or process.serial != serial:
+            return
+        unit = system.units[process.unit]
+        self.pid1(system, f"{unit.name}: State 'stop-sigterm' timed out. Killing.", unit=unit, priority=4)
+        for each in [p for p in system.processes.values() if p.unit == unit.name]:
+            text = f"{unit.name}: Killing process {each.pid} ({each.comm}) with signal SIGKILL."
+            self.pid1(system, text, unit=unit, priority=5)
+        self._stopped(system, unit, result="timeout", signal=_SIGKILL)
+
+    def on_main_stopped(self, name: str, pid: int, serial: int) -> None:
+        """The main process has ended after SIGTERM; the unit is down when nothing of it is left that systemd waits for."""
+        system = self.machine.system(name)
+        process = system.processes.get(pid)
+        if process is None or process.serial != serial:
+            return
+        self._stopped(system, system.units[process.unit], leave=True)
+
+    def _stopped(
+        self, system: System, unit: Unit, *, result: str = "success", signal: int = _SIGTERM, leave: bool = False
+    ) -> None:
+        main = system.processes.get(unit.main_pid)
+        if main is not None:
+            self.remove(system, main, leave=leave)
+        remaining = [p for p in system.processes.values() if p.unit == unit.name]
+        for process in remaining:
+            if leave:
+                text = f"{unit.name}: Unit process {process.pid} ({process.comm}) remains running after unit stopped."
+                self.pid1(system, text, unit=unit)
+            else:
+                self.remove(system, process)
+        unit.main_pid, unit.memory_bytes = 0, 0
+        failed = result != "success"
+        unit.active, unit.sub, unit.result = ("failed", "failed", result) if failed else ("inactive", "dead", "success")
+        unit.exec_code, unit.exec_status, unit.exec_ended_at = _CLD_KILLED, signal, self.now
         unit.active_exit_at = unit.inactive_enter_at = self.now
-        self.pid1(system, f"{unit.name}: Deactivated successfully.", unit=unit, catalogue=_SUCCESS)
+        if failed:
+            self.pid1(system, f"{unit.name}: Failed with result '{result}'.", unit=unit, catalogue=_FAILED_RESULT, priority=4)
+        else:
+            self.pid1(system, f"{unit.name}: Deactivated successfully.", unit=unit, catalogue=_SUCCESS)
         self.pid1(system, f"Stopped {_name(unit)}.", unit=unit, catalogue=_STOPPED)
 
-    def _kill_processes(self, system: System, unit: Unit) -> None:
-        for pid in [p.pid for p in system.processes.values() if p.unit == unit.name]:
-            del system.processes[pid]
-        system.endpoints = {port: e for port, e in system.endpoints.items() if e.unit != unit.name}
-        unit.main_pid = 0
-        if sglang.is_sglang(unit.exec_start):
-            self._free_gpus(system)
+    def kill_unit(self, system: System, unit: Unit) -> None:
+        """``systemctl kill --signal=SIGKILL --kill-whom=all``: every process of the unit's control group."""
+        main = system.processes.get(unit.main_pid)
+        for process in [p for p in system.processes.values() if p.unit == unit.name and p is not main]:
+            self.remove(system, process)
+        if main is not None:
+            self.main_ended(system, main, killed=True, status=_SIGKILL)
 
-    def _free_gpus(self, system: System) -> None:
+    def free_gpus(self) -> None:
         """Take the processes off the GPUs that no longer run."""
         alive = {p.host_pid for s in self.machine.systems() for p in s.processes.values()}
         for gpu in self.machine.hw.gpus.values():
             gpu.processes = [p for p in gpu.processes if p[0] in alive]
             if not gpu.processes:
                 gpu.power_w, gpu.temperature_c, gpu.pstate = 39.2, 27, "P8"
+
+    def keep_events(self, events: list[Event]) -> None:
+        """Let these alone be what is to come."""
+        self.machine.events[:] = events
+        heapq.heapify(self.machine.events)
 
     def on_gpu_lost(self, pci: str) -> None:
         """A GPU falls off the bus (Xid 79), and what follows from it (154, 45)."""
@@ -698,16 +699,12 @@ class Life:
             for unit in system.units.values():
                 pids = {p.host_pid for p in system.processes.values() if p.unit == unit.name}
                 if pids & {p[0] for p in gpu.processes}:
-                    self.says(
-                        system,
-                        unit,
-                        sglang.dated(
-                            _LAUNCH_FAILURE,
-                            self.now,
-                            unit.main_pid,
-                        ),
-                    )
-                    self.on_program_exit(system.name, unit.name, unit.invocation_id, _CLD_KILLED, _SIGKILL)
+                    main = system.processes.get(unit.main_pid)
+                    if main is None:
+                        continue
+                    for line in dated(_LAUNCH_FAILURE, self.now, main.pid).split("\n"):
+                        self.says(system, unit, line)
+                    self.main_ended(system, main, killed=True, status=_SIGKILL)
 
     def on_gpu_condition(self, pci: str, condition: str, recovery_action: str) -> None:
         gpu = self.machine.hw.gpus.get(pci)
@@ -726,6 +723,8 @@ def _blank(system: System) -> None:
     """What a system is when it is off: no processes, no listeners, no unit that ever ran."""
     system.processes.clear()
     system.endpoints.clear()
+    system.servers.clear()
+    system.running.clear()
     system.state, system.next_pid = "off", 300
     for path in [p for p in system.files if p.startswith(("/run/", "/dev/shm/"))]:
         del system.files[path]

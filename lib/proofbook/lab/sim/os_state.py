@@ -12,6 +12,7 @@ from typing import Any
 
 from proofbook.lab.sim.state import Gpu, Hardware
 from proofbook.lab.sim.vfs import FileNode
+from proofbook.lab.standin.engine import Server
 
 
 @dataclass
@@ -68,6 +69,7 @@ class Process:
     comm: str = ""
     rss_kib: int = 8192
     exe: str = ""
+    serial: int = 0  # tells it from a later process with its PID
 
 
 @dataclass
@@ -103,8 +105,15 @@ class Unit:
     active_enter_at: float | None = None
     active_exit_at: float | None = None
     inactive_enter_at: float | None = None
-    behaviour: str = ""  # how a fault lets its program behave: "" as it should · "crash" · "hang"
+    behaviour: str = ""  # how a fault treats the unit: "" as it should · "skipped"
     memory_bytes: int = 0
+    environment_files: list[str] = field(default_factory=list)  # as EnvironmentFile= names them, "-" included
+    kill_mode: str = "control-group"
+    timeout_stop_s: float = 90.0
+    server_faults: dict[str, dict[str, Any]] = field(default_factory=dict)  # what its SGLang does wrong
+    leftover: dict[str, Any] = field(default_factory=dict)  # the scheduler that outlives a stop: rank, lets_go_after_s
+    suppressed: tuple[float, float] = (0.0, 0.0)  # journald drops what it says between these seconds of its start
+    dropped: int = 0
 
 
 @dataclass
@@ -112,9 +121,8 @@ class Endpoint:
     """Something that listens on a TCP port of a userland."""
 
     port: int
-    kind: str  # "sglang"
-    unit: str
-    options: dict[str, Any] = field(default_factory=dict)
+    pid: int  # who listens
+    address: str = "0.0.0.0"
 
 
 @dataclass
@@ -129,6 +137,11 @@ class System:
     journal: list[Entry] = field(default_factory=list)
     files: dict[str, FileNode | None] = field(default_factory=dict)
     endpoints: dict[int, Endpoint] = field(default_factory=dict)
+    servers: dict[int, Server] = field(default_factory=dict)  # by the PID of their main process
+    running: dict[int, int] = field(default_factory=dict)  # how many requests for tokens a server has under way
+    address: str = "127.0.0.1"  # on the network
+    packages: dict[str, str] = field(default_factory=dict)  # what the Python of its services has, and which version
+    page_cache: dict[str, float] = field(default_factory=dict)  # folder: the share of its files that is in memory
     state: str = "off"  # off · starting · running · stopping
     started_at: float = 0.0
     seqnum: int = 0
@@ -157,7 +170,9 @@ class User:
 
 @dataclass
 class Fault:
-    """Something that goes wrong. ``when``: ``always``, or ``after-reboot``: from the first boot that somebody asked for."""
+    """Something that goes wrong. ``when``: ``always`` · ``after-reboot``: from the first boot that somebody asked for ·
+    ``at-reload``: once, when somebody next makes systemd of the container reload its units, as when two edit at a time.
+    """
 
     kind: str
     when: str
@@ -206,6 +221,7 @@ class Machine:
     reachable: bool = False  # whether the SSH port answers
     connections_epoch: int = 0  # grows each time that all connections are cut
     host_key: str = "first"  # which of its two host keys the machine shows
+    reloaded: set[str] = field(default_factory=set)  # systems whose ``at-reload`` faults have taken hold
     revision: int = 0  # grows with every change of the state
     order: int = 0
     seed: str = ""
@@ -231,7 +247,7 @@ class Machine:
 
     def active_faults(self) -> list[Fault]:
         """The faults that hold in the present boot."""
-        return [f for f in self.faults if f.when == "always" or self.requested_boots > 0]
+        return [f for f in self.faults if f.when == "always" or (f.when == "after-reboot" and self.requested_boots > 0)]
 
     def fault(self, kind: str) -> Fault | None:
         """The first active fault of a kind."""

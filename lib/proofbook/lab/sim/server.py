@@ -28,12 +28,13 @@ from proofbook import remote
 from proofbook.errors import LabError, TransportError
 from proofbook.lab.sim import build
 from proofbook.lab.sim.clock import SharedClock
-from proofbook.lab.sim.commands import http_get, make_shell
+from proofbook.lab.sim.commands import make_shell
 from proofbook.lab.sim.files import Files
 from proofbook.lab.sim.life import Life
 from proofbook.lab.sim.os_state import Machine, System
 from proofbook.lab.sim.shell import Answer, Context, said
 from proofbook.lab.sim.ssh_library import asyncssh
+from proofbook.lab.sim.web import Web
 from proofbook.model import Command, Result
 
 log = logging.getLogger("proofbook.lab")
@@ -54,6 +55,7 @@ _WANTS_INPUT = re.compile(r"^\s*(sudo\s+(-n\s+)?(--\s+)?)?(cat\s*(>|$)|tee\b|(ba
 class _Sleeper:
     until: float
     done: asyncio.Event = field(default_factory=asyncio.Event)
+    holds: Callable[[], bool] | None = None  # what else ends the wait
 
 
 class Server:
@@ -67,6 +69,7 @@ class Server:
         self.life, self.resumed = self._life()
         self.files = Files(self.life)
         self.shell = make_shell()
+        self.web = Web(self)
         self._sleepers: list[_Sleeper] = []
         self._wake = asyncio.Event()
         self._stop = asyncio.Event()
@@ -133,7 +136,7 @@ class Server:
             self.catch_up()
             await self._follow_machine()
             self.save()
-            for sleeper in [s for s in self._sleepers if self.clock.now() >= s.until]:
+            for sleeper in [s for s in self._sleepers if self.clock.now() >= s.until or (s.holds and s.holds())]:
                 self._sleepers.remove(sleeper)
                 sleeper.done.set()
             if self._sleepers:
@@ -143,6 +146,9 @@ class Server:
 
     async def _run_fast(self) -> None:
         """One tick at the fast rate, never past the next event or the end of somebody's wait."""
+        if wait := self.web.quiet_in():
+            await asyncio.sleep(min(wait, _TICK_S))
+            return
         began_real, began = time.monotonic(), self.clock.now()
         stops = [s.until for s in self._sleepers]
         event = self.life.next_event()
@@ -150,6 +156,18 @@ class Server:
         await asyncio.sleep(min(max(stop - began, 0.0) / self.rate, _TICK_S))
         wanted = min(began + (time.monotonic() - began_real) * self.rate, stop)
         self.clock.skip(max(0.0, wanted - self.clock.now()))
+
+    async def until(self, holds: Callable[[], bool], limit_s: float) -> bool:
+        """Let the machine's time run fast until ``holds()``, at most ``limit_s`` of its seconds; whether it held."""
+        sleeper = _Sleeper(self.clock.now() + limit_s, holds=holds)
+        self._sleepers.append(sleeper)
+        self._wake.set()
+        try:
+            await sleeper.done.wait()
+        finally:
+            if sleeper in self._sleepers:
+                self._sleepers.remove(sleeper)
+        return holds()
 
     async def _run_slowly(self) -> None:
         event = self.life.next_event()
@@ -218,7 +236,8 @@ class Server:
     def context(self, system: System | None = None) -> Context:
         user = self.machine.user
         env = {"HOME": user.home, "USER": user.name, "LOGNAME": user.name, "SHELL": "/bin/bash", "PATH": _PATH, "LANG": "C.UTF-8"}
-        return Context(self.life, self.files, system or self.machine.host, user, self.note_unknown, cwd=user.home, env=env)
+        where = system or self.machine.host
+        return Context(self.life, self.files, where, user, self.note_unknown, cwd=user.home, env=env, pass_time=self.until)
 
     def note_unknown(self, line: str) -> None:
         """Keep what the lab did not know, for tests and for whoever teaches it more."""
@@ -505,8 +524,40 @@ class _Door(asyncssh.SSHServer):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._connection:
             self._server._connections.discard(self._connection)
+            self._tell_journal(self._connection)
         self._server.used()
         self._server._wake.set()
+
+    def _tell_journal(self, connection: asyncssh.SSHServerConnection) -> None:
+        """What sshd's child, which runs as the user, says at the end; an ordinary user's journal begins with it."""
+        machine = self._server.machine
+        unit = machine.host.units["ssh.service"]
+        if unit.active != "active" or connection.get_extra_info("username") != machine.user.name:
+            return
+        address, port = connection.get_extra_info("peername")[:2]
+        for message in (
+            f"Received disconnect from {address} port {port}:11: disconnected by user",
+            f"Disconnected from user {machine.user.name} {address} port {port}",
+        ):
+            fields = {
+                "_TRANSPORT": "syslog",
+                "PRIORITY": "6",
+                "SYSLOG_FACILITY": "4",
+                "SYSLOG_IDENTIFIER": "sshd",
+                "SYSLOG_PID": str(unit.main_pid),
+                "_PID": str(unit.main_pid),
+                "_UID": str(machine.user.uid),
+                "_GID": str(machine.user.uid),
+                "_COMM": "sshd",
+                "_EXE": "/usr/sbin/sshd",
+                "_CMDLINE": f'"sshd: {machine.user.name}@notty"',
+                "_SYSTEMD_CGROUP": "/system.slice/ssh.service",
+                "_SYSTEMD_UNIT": "ssh.service",
+                "_SYSTEMD_SLICE": "system.slice",
+                "_SYSTEMD_INVOCATION_ID": unit.invocation_id,
+                "MESSAGE": message,
+            }
+            self._server.life.entry(machine.host, fields)
 
     def begin_auth(self, username: str) -> bool:
         return True
@@ -522,28 +573,16 @@ class _Door(asyncssh.SSHServer):
         server = self._server
         machine = server.machine
         systems = {"127.0.0.1": machine.host, "localhost": machine.host, "::1": machine.host}
-        systems |= {c.hostname: c for c in machine.containers.values()}
+        systems |= {name: c for c in machine.containers.values() for name in (c.hostname, c.address)}
         system = systems.get(dest_host)
         server.catch_up()
-        if system is None or dest_port not in system.endpoints:
+        endpoint = system.endpoints.get(dest_port) if system else None
+        inside = system is not machine.host and endpoint is not None and endpoint.address in ("127.0.0.1", "localhost")
+        if system is None or endpoint is None or inside:  # a container's loopback is not reached from outside of it
             raise asyncssh.ChannelOpenError(asyncssh.OPEN_CONNECT_FAILED, "Connection refused")
 
         async def http(reader: asyncssh.SSHReader[bytes], writer: asyncssh.SSHWriter[bytes]) -> None:
-            line = (await reader.readline()).split()
-            while (await reader.readline()).strip():
-                pass
-            server.catch_up()
-            path = line[1].decode("ascii", "replace") if len(line) > 1 else "/"
-            found = http_get(system, dest_port, path, server.life.now)
-            if found:
-                status, kind, body = found
-                writer.write(
-                    (
-                        f"HTTP/1.1 {status} .\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-                    ).encode()
-                    + body
-                )
-            writer.close()
+            await server.web.serve(system, dest_port, reader, writer, f"{orig_host}:{orig_port}")
 
         return http
 

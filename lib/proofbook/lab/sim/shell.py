@@ -41,6 +41,8 @@ class Leave(Exception):
 
 
 Emit = Callable[[bytes], Awaitable[None]]
+#: Let the machine's time pass until something is so, or so many of its seconds are over; whether it came to be so.
+PassTime = Callable[[Callable[[], bool], float], Awaitable[bool]]
 Note = Callable[[str], None]
 
 
@@ -58,11 +60,22 @@ class Context:
     stdin: bytes = b""
     positional: tuple[str, ...] = ("sh",)
     emit: Emit | None = None  # where a command that never ends writes to; None: it may not run
+    pass_time: PassTime | None = None  # None: nobody else uses the machine meanwhile
     last: int = 0
 
     @property
     def tree(self) -> Tree:
         return self.files.tree(self.system, self.user.uid)
+
+    async def until(self, holds: Callable[[], bool], limit_s: float) -> bool:
+        """Wait on the machine's clock until ``holds()``, at most ``limit_s``; whether it held."""
+        if self.pass_time is not None:
+            return await self.pass_time(holds, limit_s)
+        end = self.life.now + limit_s
+        while not holds() and self.life.now < end:
+            event = self.life.next_event()
+            self.life.advance(min(end, event) if event is not None else end)
+        return holds()
 
     def change(self, path: str, node: FileNode | None) -> None:
         """Write or delete a file (absolute path); deleting a folder deletes what is in it."""

@@ -7,14 +7,15 @@ import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
-from proofbook.lab.sim import units
+from proofbook.lab.sim import faults, units
 from proofbook.lab.sim.os_state import Unit
 from proofbook.lab.sim.shell import Answer, Context, said
 
+_ACTS = ("reboot", "start", "stop", "restart", "enable", "disable", "daemon-reload", "reset-failed", "kill")
 _CODES = {0: "(null)", 1: "exited", 2: "killed"}
 
 
-def systemctl(ctx: Context, argv: list[str]) -> Answer:
+async def systemctl(ctx: Context, argv: list[str]) -> Answer:
     """Answer ``systemctl``: options may stand anywhere, as getopt lets them."""
     options: dict[str, str] = {}
     words: list[str] = []
@@ -23,7 +24,7 @@ def systemctl(ctx: Context, argv: list[str]) -> Answer:
         word = rest.pop(0)
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            if not equals and name in ("property", "type", "state", "output", "lines"):
+            if not equals and name in ("property", "type", "state", "output", "lines", "signal", "kill-whom"):
                 value = rest.pop(0) if rest else ""
             options[name] = ",".join(filter(None, (options.get(name), value)))
         elif word.startswith("-") and len(word) > 1:
@@ -50,18 +51,33 @@ def systemctl(ctx: Context, argv: list[str]) -> Answer:
         "disable": _disable,
         "daemon-reload": _daemon_reload,
         "reset-failed": _reset_failed,
+        "kill": _kill,
     }
     if ctx.system.state == "off":
         return said(error="Failed to connect to system scope bus via local transport: Connection refused\n", status=1)
     if verb not in handlers:
         ctx.note_unknown(" ".join(argv))
         return said(error=f"Unknown command verb '{verb}'.\n", status=1)
-    if ctx.user.uid != 0 and verb in ("reboot", "start", "stop", "restart", "enable", "disable", "daemon-reload", "reset-failed"):
+    if ctx.user.uid != 0 and verb in _ACTS:
         return said(error=f"Call to {verb.title()} failed: Interactive authentication required.\n", status=1)
-    answer = handlers[verb](ctx, [_full(n) for n in names], options)
-    if verb in ("reboot", "start", "stop", "restart", "enable", "disable", "daemon-reload", "reset-failed"):
+    names = [_full(n) for n in names]
+    if verb in ("start", "restart"):
+        await _until_down(ctx, names)
+    answer = handlers[verb](ctx, names, options)
+    if verb in ("stop", "restart") and "no-block" not in options:
+        await _until_down(ctx, names)
+    if verb == "restart":
+        await _until_down(ctx, names)
+        answer = _start(ctx, names, options)
+    if verb in _ACTS:
         ctx.life.machine.revision += 1
     return answer
+
+
+async def _until_down(ctx: Context, names: list[str]) -> None:
+    """Wait until the units that are being stopped are down, as systemctl does."""
+    mine = [u for n in names if (u := ctx.system.units.get(n)) is not None]
+    await ctx.until(lambda: all(u.active != "deactivating" for u in mine), 600.0)
 
 
 def _full(name: str) -> str:
@@ -107,6 +123,7 @@ def _changed_on_disk(ctx: Context, unit: Unit) -> bool:
 def properties(ctx: Context, unit: Unit) -> dict[str, str]:
     """The properties of a unit in the order in which ``systemctl show`` prints them, whatever order was asked."""
     boot = ctx.life.machine.boot.started_at
+    tasks = sum(p.unit == unit.name for p in ctx.system.processes.values())
 
     def monotonic(at: float | None) -> str:
         return str(round((at - boot) * 1e6)) if at is not None else "0"
@@ -120,6 +137,7 @@ def properties(ctx: Context, unit: Unit) -> dict[str, str]:
             "NotifyAccess": "main" if unit.type == "notify" else "none",
             "RestartUSec": _span(unit.restart_s),
             "TimeoutStartUSec": "1min 30s",
+            "TimeoutStopUSec": _span(unit.timeout_stop_s),
             "RemainAfterExit": "yes" if unit.type == "oneshot" else "no",
             "MainPID": str(unit.main_pid),
             "ControlPID": "0",
@@ -135,10 +153,21 @@ def properties(ctx: Context, unit: Unit) -> dict[str, str]:
             "ExecMainStatus": str(unit.exec_status),
             "ExecStart": _exec_start(unit),
             "Slice": "system.slice",
-            "ControlGroup": f"/system.slice/{unit.name}" if unit.main_pid else "",
+            "ControlGroup": f"/system.slice/{unit.name}" if tasks else "",
             "MemoryCurrent": str(unit.memory_bytes) if unit.memory_bytes else "[not set]",
-            "TasksCurrent": "4" if unit.main_pid else "[not set]",
+            "TasksCurrent": str(tasks) if tasks else "[not set]",
             "Environment": " ".join(_assignment(k, v) for k, v in unit.environment.items()),
+            **_environment_files(unit),
+            "WorkingDirectory": "",
+            "RootDirectory": "",
+            "User": "",
+            "Group": "",
+            "OOMPolicy": "stop",
+            "KillMode": unit.kill_mode,
+            "KillSignal": "15",
+            "SendSIGKILL": "yes",
+            "MemoryMax": "infinity",
+            "PrivateTmp": "no",
             "StandardOutput": "journal",
             "StandardError": "inherit",
             "SyslogIdentifier": unit.identifier,
@@ -169,12 +198,20 @@ def properties(ctx: Context, unit: Unit) -> dict[str, str]:
         "ActiveExitTimestampMonotonic": monotonic(unit.active_exit_at),
         "InactiveEnterTimestamp": stamp(unit.inactive_enter_at),
         "InactiveEnterTimestampMonotonic": monotonic(unit.inactive_enter_at),
+        "StartLimitIntervalUSec": "10s",
+        "StartLimitBurst": "5",
         "CanStart": "yes" if unit.load == "loaded" else "no",
         "NeedDaemonReload": "yes" if unit.need_reload else "no",
         "ConditionResult": "no" if unit.behaviour == "skipped" and unit.active == "inactive" else "yes",
         "InvocationID": unit.invocation_id,
     }
     return result
+
+
+def _environment_files(unit: Unit) -> dict[str, str]:
+    """One line a file in systemd's answer, no line without any."""
+    shown = [f"{f.lstrip('-')} (ignore_errors={'yes' if f.startswith('-') else 'no'})" for f in unit.environment_files]
+    return {"EnvironmentFiles": "\nEnvironmentFiles=".join(shown)} if shown else {}
 
 
 def _exec_start(unit: Unit) -> str:
@@ -198,7 +235,13 @@ def _assignment(name: str, value: str) -> str:
 
 
 def _span(seconds: float) -> str:
-    return f"{seconds:g}s" if seconds >= 1 else f"{seconds * 1000:g}ms"
+    """A time span as systemd prints it: ``1min 30s``, ``250ms``, ``infinity``."""
+    if seconds == float("inf"):
+        return "infinity"
+    if seconds < 1:
+        return f"{seconds * 1000:g}ms"
+    minutes, rest = divmod(seconds, 60)
+    return " ".join([*([f"{minutes:g}min"] if minutes else []), *([f"{rest:g}s"] if rest or not minutes else [])])
 
 
 def _show(ctx: Context, names: list[str], options: dict[str, str]) -> Answer:
@@ -368,8 +411,6 @@ def _stop(ctx: Context, names: list[str], options: dict[str, str]) -> Answer:
 def _restart(ctx: Context, names: list[str], options: dict[str, str]) -> Answer:
     def restart(unit: Unit) -> str:
         ctx.life.stop(ctx.system, unit)
-        unit.n_restarts = 0
-        ctx.life.start(ctx.system, unit)
         return _reload_warning(unit)
 
     return _each(ctx, names, restart)
@@ -398,7 +439,17 @@ def _disable(ctx: Context, names: list[str], options: dict[str, str]) -> Answer:
     return said(error=errors)
 
 
+def _kill(ctx: Context, names: list[str], options: dict[str, str]) -> Answer:
+    def kill(unit: Unit) -> str:
+        if options.get("signal", "SIGTERM") in ("SIGKILL", "KILL", "9"):
+            ctx.life.kill_unit(ctx.system, unit)
+        return ""
+
+    return _each(ctx, names, kill)
+
+
 def _daemon_reload(ctx: Context, names: list[str], options: dict[str, str]) -> Answer:
+    faults.at_reload(ctx.life, ctx.system)
     for name, unit in ctx.system.units.items():
         units.load(ctx.system, name, unit)
     ctx.life.pid1(ctx.system, "Reload requested from client PID 4242 ('systemctl')...")

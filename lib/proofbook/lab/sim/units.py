@@ -67,7 +67,8 @@ def load(system: System, name: str, known: Unit | None = None) -> Unit | None:
     unit = known or Unit(name=name, description=name)
     unit.fragment, unit.drop_ins = path, drop_in_paths(system, name)
     unit.description, unit.type, unit.restart, unit.restart_s, unit.identifier = name, "simple", "no", 0.1, ""
-    unit.exec_start, unit.environment = [], {}
+    unit.exec_start, unit.environment, unit.environment_files = [], {}, []
+    unit.kill_mode, unit.timeout_stop_s = "control-group", 90.0
     for text in filter(None, (text_of(system, p) for p in [path, *unit.drop_ins])):
         sections = parse(text)
         for key, value in [*sections.get("Unit", []), *sections.get("Service", [])]:
@@ -85,7 +86,11 @@ def _apply(system: System, unit: Unit, key: str, value: str) -> None:
     elif key == "Restart":
         unit.restart = value
     elif key == "RestartSec":
-        unit.restart_s = float(value.removesuffix("s"))
+        unit.restart_s = seconds(value)
+    elif key == "TimeoutStopSec":
+        unit.timeout_stop_s = seconds(value)
+    elif key == "KillMode":
+        unit.kill_mode = value
     elif key == "SyslogIdentifier":
         unit.identifier = value
     elif key == "ExecStart":
@@ -95,9 +100,18 @@ def _apply(system: System, unit: Unit, key: str, value: str) -> None:
             unit.environment = {}
         unit.environment.update((k, v) for k, e, v in (w.partition("=") for w in shlex.split(value)) if e)
     elif key == "EnvironmentFile":
+        unit.environment_files = [*unit.environment_files, value] if value else []
         text = text_of(system, value.lstrip("-")) or ""
         lines = (line.partition("=") for line in text.splitlines() if not line.startswith("#"))
         unit.environment.update((k.strip(), v.strip().strip("\"'")) for k, e, v in lines if e)
+
+
+def seconds(text: str) -> float:
+    """A span as unit files write it: ``10``, ``10s``, ``2min``, ``1min 30s``, ``infinity``."""
+    if text == "infinity":
+        return float("inf")
+    scale = {"": 1.0, "s": 1.0, "sec": 1.0, "ms": 0.001, "m": 60.0, "min": 60.0, "h": 3600.0}
+    return sum(float(n) * scale.get(u, 1.0) for n, u in re.findall(r"([\d.]+)\s*([a-z]*)", text))
 
 
 def enabled_state(system: System, name: str) -> str:

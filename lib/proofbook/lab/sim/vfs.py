@@ -37,6 +37,12 @@ class FileNode:
     mtime: float = 0.0  # seconds since the epoch; 0: the boot of the machine
     major: int = 0
     minor: int = 0
+    bytes_claimed: int = 0  # the size of a file whose content nobody needs: weights
+
+    @property
+    def size(self) -> int:
+        """In bytes; 0 for what has none."""
+        return self.bytes_claimed or (len(self.read()) if self.kind == "file" and not self.error else 0)
 
     def read(self) -> bytes:
         """The content. Raises OSError when ``error`` says so."""

@@ -111,7 +111,8 @@ class Server:
     """One server process with its ranks.
 
     ``faults``: name → parameters, see :mod:`faults`. ``free_gib``: memory that is free on each GPU when it starts, () for idle
-    cards. ``ready_s``: how long a start takes in which nothing is wrong. ``seed`` colours the noise of its speed.
+    cards. ``cuda_error``: the last line of the traceback with which any CUDA program ends there. ``ready_s``: how long a start
+    takes in which nothing is wrong. ``seed`` colours the noise of its speed.
     """
 
     argv: Sequence[str]
@@ -121,6 +122,7 @@ class Server:
     free_gib: tuple[float, ...] = ()
     ready_s: float = startlog.NOMINAL
     seed: str = ""
+    cuda_error: str = ""
     resolved: Resolved | None = None
     budget: Budget | None = None
     ends: End | None = None
@@ -167,24 +169,21 @@ class Server:
         extra = float(self._biting.get("not-enough-memory", {}).get("extra_gib", 0.0))
         other = float(self._biting.get("draft-oom", {}).get("other_gib", 0.0))
         try:
-            if self._has("out-of-memory"):
-                raise NoMemory(
-                    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.87 GiB. "
-                    "GPU 0 has a total capacity of 94.97 GiB of which 7.41 GiB is free.",
-                    "weights",
-                )
             self.budget = memory.budget(resolved, self.free_gib, extra=extra, other_at_draft=other)
         except NoMemory as error:
-            second = {"init": 16.0, "weights": 22.0, "pools": 30.0, "draft": 32.4}[error.stage]
-            self._stage = error.stage
-            self._failure = [*_exception(str(error), resolved.tp_size), _CHILD_FAILED]
-            self.ends = End((second + 0.6) * self._unit, True, 9)
-            self._fallback_budget(resolved)
+            self.budget = error.budget
+            self._fails(resolved, error.stage, str(error))
+        if self.cuda_error:
+            self._fails(resolved, "init", self.cuda_error)
+        elif self._has("out-of-memory"):
+            self._fails(resolved, "weights", _TOO_BIG)
 
-    def _fallback_budget(self, resolved: Resolved) -> None:
-        """The numbers that are printed before the failure: those of cards that are idle, with a fraction that fits."""
-        args = {**resolved.args, "mem_fraction_static": 0.8}
-        self.budget = memory.budget(Resolved(resolved.version, args))
+    def _fails(self, resolved: Resolved, stage: str, reason: str) -> None:
+        """The start ends in a stage: every rank says so, and the main process kills itself."""
+        second = {"init": 16.0, "weights": 22.0, "pools": 30.0, "draft": 32.4}[stage]
+        self._stage = stage
+        self._failure = [*_exception(reason, resolved.tp_size), _CHILD_FAILED]
+        self.ends = End((second + 0.6) * self._unit, True, 9)
 
     @property
     def speculative(self) -> bool:
@@ -680,6 +679,10 @@ class Server:
 
 # ------------------------------------------------------------------------------------------------- helpers
 
+_TOO_BIG = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.87 GiB. "
+    "GPU 0 has a total capacity of 94.97 GiB of which 7.41 GiB is free."
+)
 #: What the main process prints when a scheduler failed: while it starts, and when it runs.
 _CHILD_FAILED = "Received sigquit from a child process. It usually means the child failed."
 _QUIT = "SIGQUIT received. signum=None, frame=None. It usually means one child failed."
