@@ -19,22 +19,29 @@ from proofbook.model import Finding, Plan, Verdict, worst
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from proofbook.signatures.sglang import Start
 
 __all__ = [
     "SIGNS",
     "VERDICTS",
     "Picture",
     "Shown",
+    "accept_chart",
     "before_after_html",
     "card",
     "duration_text",
     "findings_frame",
     "findings_html",
     "findings_text",
+    "gain_chart",
     "plan_html",
     "plan_text",
     "shown",
     "spans_png",
+    "start_chart",
     "table",
     "table_html",
     "table_text",
@@ -79,17 +86,17 @@ class Shown:
 
 
 class Picture:
-    """A PNG, and in words what is on it."""
+    """A PNG, and in words (``alt``) what is on it."""
 
     def __init__(self, png: bytes, text: str) -> None:
         self.png = png
-        self._text = text
+        self.alt = text
 
     def _repr_png_(self) -> bytes:
         return self.png
 
     def __repr__(self) -> str:
-        return self._text
+        return self.alt
 
 
 def worst_first(findings: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -427,6 +434,152 @@ def spans_png(spans: Sequence[Mapping[str, Any]], *, axis: str, title: str = "")
     axes.set_title(title, fontsize=10, loc="left")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=110)
+    return out.getvalue()
+
+
+# ------------------------------------------------------------------------------------------- pictures of measurements
+
+#: How a level came out: colour, marker and words. The marker and the words say it without the colour.
+_OUTCOMES = {
+    "gain": ("#0b6e4f", "^", "gain"),
+    "loss": ("#b42318", "v", "loss"),
+    "none-shown": ("#545d69", "D", "no gain shown"),
+}
+
+#: Words beside a mark, readable where they cross a line.
+_BESIDE: dict[str, Any] = {
+    "textcoords": "offset points",
+    "fontsize": 8,
+    "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.85},
+}
+
+#: Below the first a draft is broken, up to the second doubtful.
+_ACCEPT_MARKS = ((1.2, "broken"), (1.5, "doubtful"))
+
+
+def gain_chart(gain: Mapping[str, Any], *, title: str = "How much faster each request became") -> Picture:
+    """Gain per concurrency level with its 95 % interval, and each prompt as a faint ring.
+
+    ``gain`` is ``Measurement.value`` of a gain: its ``levels`` have ``level``, ``speedup`` ({estimate, low, high} or None),
+    ``verdict``, ``ratios``, ``pairs`` and ``skipped``. A level without an interval stands there with its reason.
+    """
+    figure, axes = _canvas(8, 4)
+    words = []
+    for place, level in enumerate(gain["levels"]):
+        said = _level_words(level)
+        label = "\n".join(textwrap.fill(part, 22) for part in said)
+        words.append(f"concurrency {level['level']}: {', '.join(said)}")
+        percents = [(ratio - 1) * 100 for ratio in level["ratios"].values()]
+        if level["speedup"] is None:
+            axes.annotate(label, (place, 0), xytext=(0, 6), ha="center", va="bottom", style="italic", **_BESIDE)
+            continue
+        axes.plot([place - 0.12] * len(percents), percents, "o", mfc="none", mec="#7a8699", ms=4, mew=0.8, alpha=0.7)
+        colour, marker, _ = _OUTCOMES[level["verdict"]]
+        estimate, low, high = ((level["speedup"][name] - 1) * 100 for name in ("estimate", "low", "high"))
+        reach = [[max(0, estimate - low)], [max(0, high - estimate)]]
+        axes.errorbar([place], [estimate], reach, fmt=marker, color=colour, ms=9, capsize=5, lw=2)
+        axes.annotate(label, (place, estimate), xytext=(12, 0), va="center", **_BESIDE)
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(gain["levels"])), [str(level["level"]) for level in gain["levels"]])
+    axes.set_xlim(-0.5, max(len(gain["levels"]), 1) - 0.2)
+    axes.margins(y=0.15)
+    axes.set_xlabel("requests in flight   (rings: each prompt; bars: 95 % interval of the median)")
+    axes.set_ylabel("tokens a second for each request,\nchange in %")
+    axes.set_title(title, fontsize=10, loc="left")
+    return Picture(_png(figure), "\n".join([title, *words]))
+
+
+def _level_words(level: Mapping[str, Any]) -> tuple[str, ...]:
+    if level["speedup"] is None:
+        return "not measured", level["skipped"] or _why_no_interval(level)
+    estimate, low, high = ((level["speedup"][name] - 1) * 100 for name in ("estimate", "low", "high"))
+    return _OUTCOMES[level["verdict"]][2], f"{estimate:+.0f} % ({low:+.0f} to {high:+.0f})", f"{level['pairs']} pairs"
+
+
+def _why_no_interval(level: Mapping[str, Any]) -> str:
+    return "requests were lost" if not level["complete"] else f"{level['pairs']} pairs only"
+
+
+def accept_chart(control: Mapping[str, Any], *, title: str = "How many tokens each verify step gave") -> Picture:
+    """Accept length by case of the control prompts: each request a ring, the median a bar.
+
+    ``control`` is ``Measurement.value`` of the control prompts: its ``cases`` have ``title``, ``accept_length``, ``requests``
+    and ``skipped``; ``steps_plus_one`` is the most that a step can give.
+    """
+    cases = control["cases"]
+    figure, axes = _canvas(8, 1.3 + 0.45 * max(len(cases), 1))
+    most = control["steps_plus_one"]
+    words = [f"at most {most}: draft steps plus one"] if most else []
+    for row, case in enumerate(cases):
+        length = case["accept_length"]
+        said = _accept_words(case)
+        words.append(f"{case['title']}: {said}")
+        if length is not None:
+            axes.barh(row, length, height=0.5, color="#9db4d6", edgecolor="#27477a")
+            rings = [r["accept_length"] for r in case["requests"] if r["accept_length"] is not None]
+            axes.plot(rings, [row] * len(rings), "o", mfc="white", mec="#27477a", ms=5)
+            axes.annotate(said, (max([length, *rings]), row), xytext=(8, 0), va="center", **_BESIDE)
+        else:
+            axes.annotate(said, (0, row), xytext=(8, 0), va="center", style="italic", **_BESIDE)
+    _accept_marks(axes, most)
+    axes.set_yticks(range(len(cases)), [textwrap.fill(case["title"], 34) for case in cases], fontsize=8)
+    axes.set_ylim(len(cases) - 0.4, -0.6)
+    longest = max((c["accept_length"] for c in cases if c["accept_length"] is not None), default=2.0)
+    axes.set_xlim(0, max(most or 0, longest, 2.0) * 1.2)
+    axes.set_xlabel("accept length: tokens for each verify step   (rings: each request; bar: median)")
+    axes.set_title(title, fontsize=10, loc="left", pad=18)
+    return Picture(_png(figure), "\n".join([title, *words]))
+
+
+def _accept_words(case: Mapping[str, Any]) -> str:
+    if case["accept_length"] is not None:
+        return f"{case['accept_length']:.2f}"
+    return "not asked" if case["skipped"] else "no answer" if not case["completed"] else "no verify step counted"
+
+
+def _accept_marks(axes: Axes, most: int | None) -> None:
+    marks = [(at, f"{word} below {at:g}", ":", "right" if at < 1.3 else "left") for at, word in _ACCEPT_MARKS]
+    marks += [(float(most), f"most: {most}", "--", "center")] if most else []
+    for at, said, style, side in marks:
+        axes.axvline(at, color="black", linewidth=0.8, linestyle=style)
+        axes.annotate(
+            said, (at, 1), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points", ha=side, fontsize=7
+        )
+
+
+def start_chart(start: Start, *, title: str = "How the server started") -> Picture:
+    """The milestones of a server's start over time, from the server's own log times."""
+    steps = [m for m in sorted(start.milestones.values(), key=lambda m: m.line) if m.begun]
+    origin = min((m.begun for m in steps if m.begun), default=None)
+    spans = [
+        {
+            "title": m.title,
+            "start": (m.begun - origin).total_seconds(),
+            "end": ((m.ended or m.begun) - origin).total_seconds(),
+            "note": m.detail,
+        }
+        for m in steps
+        if m.begun and origin
+    ]
+    words = [f"{s['title']}: {s['start']:g} to {s['end']:g} s" for s in spans]
+    return Picture(spans_png(spans, axis="seconds since the first step", title=title), "\n".join(words))
+
+
+def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots()
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def _png(figure: Figure) -> bytes:
+    import io
+
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=110)
     return out.getvalue()

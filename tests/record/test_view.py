@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
 from proofbook.model import Action, Finding, Identity, Plan, Verdict
+from proofbook.signatures.sglang import Milestone, Start
 from proofbook.view import (
     SIGNS,
+    accept_chart,
     before_after_html,
     duration_text,
     findings_frame,
     findings_html,
     findings_text,
+    gain_chart,
     plan_html,
     plan_text,
     shown,
+    start_chart,
     table_html,
     timeline_png,
 )
@@ -89,3 +98,64 @@ def test_frames_and_pictures() -> None:
     ]
     assert timeline_png(steps).startswith(b"\x89PNG")
     assert timeline_png([]).startswith(b"\x89PNG")
+
+
+# ------------------------------------------------------------------------------------------- pictures of measurements
+
+
+def level(number: int, verdict: str, speedup: tuple[float, float, float] | None = None, **more: Any) -> dict[str, Any]:
+    bounds = dict(zip(("low", "estimate", "high"), speedup, strict=True)) if speedup else None
+    ratios = {f"p{n}": speedup[1] + n / 100 for n in range(12)} if speedup else {}
+    said = {"level": number, "verdict": verdict, "speedup": bounds, "ratios": ratios, "pairs": len(ratios)}
+    return {**said, "skipped": "", "complete": True, **more}
+
+
+def test_a_gain_says_in_words_what_the_picture_shows() -> None:
+    drawn = gain_chart(
+        {
+            "levels": [
+                level(1, "gain", (1.29, 1.38, 1.47)),
+                level(2, "none-shown", (0.96, 1.03, 1.1)),
+                level(4, "loss", (0.86, 0.91, 0.96)),
+                level(8, "not-measured", skipped="above the effective cap of 6", complete=False),
+                level(16, "not-measured", complete=False),
+                level(32, "not-measured", pairs=5),
+            ]
+        }
+    )
+    assert drawn.png.startswith(b"\x89PNG")
+    assert drawn.alt.splitlines()[1:] == [
+        "concurrency 1: gain, +38 % (+29 to +47), 12 pairs",
+        "concurrency 2: no gain shown, +3 % (-4 to +10), 12 pairs",
+        "concurrency 4: loss, -9 % (-14 to -4), 12 pairs",
+        "concurrency 8: not measured, above the effective cap of 6",
+        "concurrency 16: not measured, requests were lost",
+        "concurrency 32: not measured, 5 pairs only",
+    ]
+    assert gain_chart({"levels": []}).png.startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ({"accept_length": 5.4, "requests": [{"accept_length": 5.3}, {"accept_length": None}]}, "A case: 5.40"),
+        ({"accept_length": None}, "A case: no verify step counted"),
+        ({"accept_length": None, "completed": 0}, "A case: no answer"),
+        ({"accept_length": None, "skipped": "the server is gone"}, "A case: not asked"),
+    ],
+)
+def test_accept_lengths_say_in_words_what_the_picture_shows(case: dict[str, Any], words: str) -> None:
+    whole = {"title": "A case", "skipped": "", "completed": 1, "requests": [], **case}
+    drawn = accept_chart({"steps_plus_one": 6, "cases": [whole]})
+    assert drawn.png.startswith(b"\x89PNG")
+    assert drawn.alt.splitlines()[1:] == ["at most 6: draft steps plus one", words]
+    assert accept_chart({"steps_plus_one": None, "cases": []}).png.startswith(b"\x89PNG")
+
+
+def test_a_start_is_drawn_from_its_milestones() -> None:
+    at = datetime(2026, 3, 9, 16, 1, 40, tzinfo=UTC)
+    weights = Milestone("weights", "Weights", 4, begun=at, ended=at.replace(second=53), detail="4 ranks")
+    drawn = start_chart(Start(1, milestones={"weights": weights, "untimed": Milestone("untimed", "Untimed", 2)}))
+    assert drawn.png.startswith(b"\x89PNG")
+    assert drawn.alt == "Weights: 0 to 13 s"
+    assert start_chart(Start(1)).png.startswith(b"\x89PNG")

@@ -15,7 +15,7 @@ from proofbook.model import Verdict
 from proofbook.signatures import Moment, SignatureFinding
 from proofbook.signatures.sglang import Start
 from proofbook.triage import Triage, moment_text
-from proofbook.view import SIGNS, Picture, Shown, duration_text, spans_png, table
+from proofbook.view import SIGNS, Picture, Shown, duration_text, spans_png, start_chart, table
 
 __all__ = ["configuration", "findings", "gaps", "picture", "rendered", "start_picture", "start_rows", "start_table", "write"]
 
@@ -191,17 +191,4 @@ def configuration(start: Start) -> Shown:
 
 def start_picture(start: Start) -> Picture:
     """The milestones over time."""
-    steps = [m for m in sorted(start.milestones.values(), key=lambda m: m.line) if m.begun]
-    origin = min((m.begun for m in steps if m.begun), default=None)
-    spans = [
-        {
-            "title": m.title,
-            "start": (m.begun - origin).total_seconds(),
-            "end": ((m.ended or m.begun) - origin).total_seconds(),
-            "note": m.detail,
-        }
-        for m in steps
-        if m.begun and origin
-    ]
-    words = [f"{s['title']}: {s['start']:g} to {s['end']:g} s" for s in spans]
-    return Picture(spans_png(spans, axis="seconds since the first step", title="How the server started"), "\n".join(words))
+    return start_chart(start)
