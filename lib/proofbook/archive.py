@@ -144,7 +144,7 @@ class Archive:
         for folder in self.folders():
             if folder.name.endswith(QUARANTINE):
                 troubles.append((folder, "in quarantine: something that looks like a secret is in it"))
-            elif _brief(folder) is None:
+            elif _brief(folder) is None and not (folder.name.endswith(PARTIAL) and self.runner_alive(folder)):
                 troubles.append((folder, "no readable record.json"))
         return troubles
 
@@ -260,9 +260,8 @@ class Archive:
         elif not reading.sealed:
             troubles.append(f"{JOURNAL}: it has no seal")
         troubles += [t for t in _against_journal(folder, reading) if t.split(": ")[0] not in {x.split(": ")[0] for x in troubles}]
-        told = _brief(folder)
-        if told is not None and reading.intact and told.run_id != from_events(reading.events).run_id:
-            troubles.append("record.json is of another run than the journal")
+        if reading.intact and not any(t.startswith("record.json: ") for t in troubles):
+            troubles += _retold(folder, from_events(reading.events, reading))
         return troubles
 
     # ------------------------------------------------------------------------------------------- sweeping
@@ -350,8 +349,11 @@ def _newest_first(folder: Path) -> list[Path]:
 
 def _decoded(folder: Path, kind: type[Any]) -> Any:
     """``record.json`` as ``kind``; None when there is none yet, or it is of another schema, or it was renamed while we looked."""
+    file = folder / "record.json"
+    if file.exists() and not file.is_file():
+        return None  # a pipe would be waited for
     try:
-        return msgspec.json.decode((folder / "record.json").read_bytes(), type=kind)
+        return msgspec.json.decode(file.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
@@ -363,10 +365,25 @@ def _brief(folder: Path) -> Brief | None:
 
 def _against_manifest(folder: Path) -> Iterator[str]:
     listed: dict[str, str] = {}
-    for line in (folder / MANIFEST).read_text().splitlines():
+    try:
+        lines = (folder / MANIFEST).read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        yield f"{MANIFEST}: cannot be read: {error}"
+        return
+    for line in lines:
         digest, _, path = line.partition("  ")
         listed[path] = digest
-    present = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir() and p.name != MANIFEST}
+    present = set()
+    for found in folder.rglob("*"):
+        path = found.relative_to(folder).as_posix()
+        # WHY not only files: a link may lead anywhere, and a pipe would be waited for; a record has neither.
+        if found.is_symlink() or not (found.is_file() or found.is_dir()):
+            yield f"{path}: not a plain file; a record has only such"
+            listed.pop(path, None)
+        elif found.is_file() and path != MANIFEST:
+            present.add(path)
+        elif found.is_dir() and not any(known.startswith(f"{path}/") for known in listed):
+            yield f"{path}: a folder that the manifest does not know"
     for path in sorted(listed.keys() - present):
         yield f"{path}: missing"
     for path in sorted(present - listed.keys()):
@@ -391,6 +408,23 @@ def _against_journal(folder: Path, reading: JournalReading) -> Iterator[str]:
                 yield f"{path}: missing, and the journal speaks of it"
             elif hashlib.sha256(file.read_bytes()).hexdigest() != digest:
                 yield f"{path}: not what the journal saw"
+
+
+def _retold(folder: Path, record: RunRecord) -> Iterator[str]:
+    """record.json is a rendering of the journal: what it says must be what the journal says, or somebody rewrote it."""
+    try:
+        told = json.loads((folder / "record.json").read_bytes())
+    except (OSError, ValueError) as error:
+        yield f"record.json: cannot be read: {error}"
+        return
+    if not isinstance(told, dict):
+        yield "record.json: not a record"
+        return
+    truth = json.loads(json.dumps(record.as_json()))
+    # what another version of this program wrote may lack a key, or have one that is gone
+    differs = sorted(key for key in told.keys() & truth.keys() - {"journal"} if told[key] != truth[key])
+    if differs:
+        yield f"record.json: not what the journal says ({', '.join(differs)})"
 
 
 def _close_lost(folder: Path) -> str:

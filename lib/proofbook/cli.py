@@ -273,14 +273,19 @@ def show(
     if as_json:
         print(json.dumps(found.as_json(), ensure_ascii=False))
         return
-    out.print(found.as_markdown(), markup=False)
+    if not found.journal.get("intact", True):
+        err.print(
+            f"DAMAGED: {found.journal.get('trouble')}; what follows is what can still be read", markup=False, style="bold red"
+        )
+    out.print(_visible(found.as_markdown()), markup=False)
     out.print(f"record: {book.folder_of(found.run_id)}", markup=False)
 
 
 @app.command()
 def runs(outputs: OutputsOption = None, as_json: JsonFlag = False) -> None:
-    """The archive, newest first."""
-    found = sorted(_archive(outputs).runs(), key=lambda r: r.run_id, reverse=True)
+    """The archive, newest first; what is damaged or in quarantine stands at the end."""
+    book = _archive(outputs)
+    found = sorted(book.runs(), key=lambda r: r.run_id, reverse=True)
     if as_json:
         print(json.dumps([r.brief() for r in found], ensure_ascii=False))
         return
@@ -288,7 +293,11 @@ def runs(outputs: OutputsOption = None, as_json: JsonFlag = False) -> None:
     for r in found:
         verdict = f"[{STYLE.get(r.verdict, '')}]{r.verdict:<8}[/]" if r.verdict in STYLE else f"{r.verdict:<8}"
         out.print(f"{verdict} {r.status:<16} {r.host:<{width}}  {r.run_id}")
-    if not found:
+    damaged = book.damaged()
+    for folder, why in damaged:
+        out.print("[bold red]damaged[/]  ", end="")
+        out.print(_visible(f"{folder}: {why}"), markup=False)
+    if not found and not damaged:
         out.print("no records yet")
 
 

@@ -111,6 +111,43 @@ def test_evidence_that_was_changed_together_with_its_manifest_is_found_by_the_jo
     assert Archive(outputs).verify("7f3a2c") == [f"evidence/{evidence.name}: not what the journal saw"]
 
 
+def opened_up(folder: Path) -> Path:
+    """A sealed record whose files may be written again."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return folder
+
+
+def test_a_record_that_was_rewritten_with_its_manifest_is_found_by_the_journal(
+    outputs: Path, write_run: Callable[..., Path]
+) -> None:
+    folder = opened_up(write_run())
+    record, manifest = folder / "record.json", folder / "manifest-sha256.txt"
+    before = hashlib.sha256(record.read_bytes()).hexdigest()
+    told = json.loads(record.read_bytes())
+    told["verdict"], told["exit_code"] = "PASS" if told["verdict"] != "PASS" else "FAIL", 9
+    record.write_text(json.dumps(told))
+    manifest.write_text(manifest.read_text().replace(before, hashlib.sha256(record.read_bytes()).hexdigest()))
+    assert Archive(outputs).verify("7f3a2c") == ["record.json: not what the journal says (exit_code, verdict)"]
+
+
+def test_links_pipes_and_strange_folders_are_no_part_of_a_record(outputs: Path, write_run: Callable[..., Path]) -> None:
+    folder = opened_up(write_run())
+    (folder / "evidence" / "link").symlink_to("/etc/hostname")
+    os.mkfifo(folder / "pipe")
+    (folder / "strange").mkdir()
+    assert sorted(Archive(outputs).verify("7f3a2c")) == [
+        "evidence/link: not a plain file; a record has only such",
+        "pipe: not a plain file; a record has only such",
+        "strange: a folder that the manifest does not know",
+    ]
+
+
+def test_a_manifest_that_is_no_text_is_damage_not_a_traceback(outputs: Path, write_run: Callable[..., Path]) -> None:
+    (opened_up(write_run()) / "manifest-sha256.txt").write_bytes(b"\xff\xfe\n")
+    assert Archive(outputs).verify("7f3a2c")[0].startswith("manifest-sha256.txt: cannot be read")
+
+
 def test_an_untouched_record_verifies(outputs: Path, write_run: Callable[..., Path]) -> None:
     write_run()
     assert Archive(outputs).verify("7f3a2c") == []
