@@ -423,7 +423,9 @@ class Redactor:
 
     def value(self, value: Any, where: str) -> Any:
         """The same JSON-like value without secrets: strings are cleaned; what stands under a secret key is taken out whole."""
-        return self._clean_value(value, _Tally(self, where))
+        tally, before = _Tally(self, where), self._learned_first
+        cleaned = self._clean_value(value, tally)
+        return cleaned if self._learned_first is before else self._clean_value(cleaned, tally)
 
     def scan(self, data: bytes, where: str, *, rendered: bool = False) -> list[Hit]:
         """What would still be taken out of ``data``; the ledger stays as it is.
@@ -460,7 +462,12 @@ class Redactor:
         known = self._known_clean  # a set of its own for each state of what is learned: a stale one is never added to by mistake
         if not text or text in known:
             return text
+        before = self._learned_first
         cleaned = self._clean_anew(text, tally)
+        if (
+            self._learned_first is not before
+        ):  # what was learned from the end of a text may stand at its beginning, without its name
+            cleaned = self._clean_learned(cleaned, tally)
         if cleaned == text and len(text) <= _REMEMBERED_LENGTH and len(known) < _REMEMBERED:
             known.add(text)
         return cleaned

@@ -309,3 +309,11 @@ def test_what_a_url_or_a_database_client_carries_is_taken_out(text: str, rule: s
     assert (
         redactor.text("docker run -p8080:80 mysql:8.4 ; PASS: 3 passed", "x") == "docker run -p8080:80 mysql:8.4 ; PASS: 3 passed"
     )
+
+
+def test_what_is_learned_at_the_end_of_a_text_is_taken_out_of_its_beginning() -> None:
+    secret = "q7Rz2Lm9Xw4Kd8Vb"
+    redactor = Redactor()
+    assert secret not in redactor.text(f"started with {secret}\nDB_PASSWORD={secret}\n", "x")
+    value = {"argv": ["serve", "q8Rz2Lm9Xw4Kd8Vb"], "environment": {"API_TOKEN": "q8Rz2Lm9Xw4Kd8Vb"}}
+    assert "q8Rz2Lm9Xw4Kd8Vb" not in str(redactor.value(value, "y"))
