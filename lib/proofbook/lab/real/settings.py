@@ -16,6 +16,9 @@ __all__ = ["SERVICE", "File", "Identity", "common", "identity", "mask", "own", "
 
 SERVICE = "sglang-qwen.service"
 
+#: The release that the stand-in for SGLang speaks as.
+SGLANG = "0.5.10"
+
 #: Units that a machine for practice does not need; each costs start time, and most of it under software emulation.
 _NOT_NEEDED = (
     "apt-daily-upgrade.timer",
@@ -139,9 +142,7 @@ def common(who: Identity, hostname: str) -> dict[str, File]:
         "/etc/systemd/system.conf.d/lab.conf": File(_MANAGER),
         "/etc/systemd/system/default.target": File(link="/usr/lib/systemd/system/multi-user.target"),
         f"/etc/systemd/system/{SERVICE}": File(_guest("sglang-qwen.service")),
-        "/opt/sglang-stand-in/sglang/__init__.py": File(b'"""A stand-in, not SGLang."""\n'),
-        "/opt/sglang-stand-in/sglang/launch_server.py": File(_guest("launch_server.py")),
-        "/opt/sglang-stand-in/sglang/behaviour.py": File((resources.files("proofbook.lab.sim") / "sglang.py").read_bytes()),
+        **_stand_in(),
         "/var/log/journal/.keep": File(),  # the folder is what makes the journal outlive a boot
         **mask(_NOT_NEEDED),
         **wanted_by("multi-user.target", SERVICE),
@@ -164,6 +165,21 @@ MaxSessions 64
 
 _JOURNALD = b"[Journal]\nStorage=persistent\nRateLimitIntervalSec=0\nSystemMaxUse=200M\n"
 _MANAGER = b"[Manager]\nDefaultTimeoutStartSec=60s\nDefaultTimeoutStopSec=15s\n"
+
+
+def _stand_in() -> dict[str, File]:
+    """The stand-in for SGLang as an installed package, which a look from outside finds with a version."""
+    where = "/opt/sglang-stand-in"
+    about = f"Metadata-Version: 2.1\nName: sglang\nVersion: {SGLANG}\nSummary: A stand-in, not SGLang.\n"
+    files = {
+        f"{where}/sglang/__init__.py": File(b'"""A stand-in, not SGLang."""\n'),
+        f"{where}/sglang/launch_server.py": File(_guest("launch_server.py")),
+        f"{where}/sglang-{SGLANG}.dist-info/METADATA": File(about.encode()),
+    }
+    for source in resources.files("proofbook.lab.standin").iterdir():
+        if source.name.endswith((".py", ".json")):
+            files[f"{where}/sglang/standin/{source.name}"] = File(source.read_bytes())
+    return files
 
 
 def _guest(name: str) -> bytes:
