@@ -13,6 +13,7 @@ PATH=${PATH:-/usr/local/bin:/usr/bin:/bin}:/usr/local/sbin:/usr/sbin:/sbin LC_AL
 export PATH LC_ALL SYSTEMD_COLORS SYSTEMD_PAGER
 umask 077
 prefix=${PROOFBOOK_TEST_ROOT-}
+proc=$prefix/proc
 steps=$prefix/var/lib/proofbook/steps
 
 fail() {
@@ -24,8 +25,8 @@ fail() {
 flush() { sync -- "$@" 2> /dev/null || sync; }
 # The boot id alone does not tell the life of this systemd: a container is started anew on a kernel that runs on.
 get_life() {
-  read -r life < /proc/sys/kernel/random/boot_id || life=unknown
-  s=$(cat /proc/1/stat 2> /dev/null) || s=
+  read -r life < "$proc/sys/kernel/random/boot_id" || life=unknown
+  s=$(cat "$proc/1/stat" 2> /dev/null) || s=
   set -f
   set -- ${s##*) }
   set +f
@@ -33,7 +34,7 @@ get_life() {
 }
 lock() {
   command -v flock > /dev/null || fail 69 "flock (util-linux) is not there"
-  mkdir -p -- "$steps" && chmod 700 "$steps" || fail 73 "$steps cannot be made"
+  [ -d "$steps" ] || { mkdir -p -- "$steps" && chmod 700 "$steps"; } || fail 73 "$steps cannot be made"
   exec 9< "$steps"
   flock -w 30 9 || fail 75 "another process works on the steps of this machine; it was waited for 30 s"
 }

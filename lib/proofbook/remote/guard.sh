@@ -32,7 +32,6 @@ prefix=${PROOFBOOK_TEST_ROOT-}
 base=$prefix/var/lib/proofbook
 units=$prefix/etc/systemd/system
 proc=$prefix/proc
-[ -n "$prefix" ] || proc=/proc
 
 # ------------------------------------------------------------------------------------------------ words and files
 
@@ -45,7 +44,7 @@ fail() {
   status=$1
   shift
   rm -f -- "$all/.request.$id"
-  log "$verb: $*"
+  [ "$*" = "${why-}" ] || log "$verb: $*"
   report
   printf '%s\n' "$*" >&2
   exit "$status"
@@ -73,6 +72,10 @@ get_state() {
   [ ! -f "$d/state" ] || read -r state < "$d/state" || state=none
 }
 put_state() {
+  s=
+  [ ! -f "$d/state" ] || read -r s < "$d/state"
+  # WHY: a rename of one name of a file to another name of it does nothing, and mv calls that an error.
+  [ "$s" != "$1" ] || { state=$1; return 0; }
   { ln -f -- "$d/words/$1" "$d/state.new" && mv -f -- "$d/state.new" "$d/state"; } 2> /dev/null || write "$d/state" "$1" || return 1
   rm -f -- "$d/state.new"
   state=$1
@@ -81,7 +84,7 @@ put_state() {
 # One process at a time, in all changes of this machine: the folder above them is never removed, so its lock means the same to all.
 lock() {
   command -v flock > /dev/null || fail 69 "flock (util-linux) is not there"
-  mkdir -p -- "$all" && chmod 700 "$base" "$all" || fail 73 "$all cannot be made"
+  [ -d "$all" ] || { mkdir -p -- "$all" && chmod 700 "$base" "$all"; } || fail 73 "$all cannot be made"
   exec 9< "$all"
   flock -w "$1" 9 || fail 75 "another process works on a change of this machine; it was waited for $1 s"
 }
@@ -180,6 +183,7 @@ storage() {
 # Decodes the next line of the request into a file, which must then have the digest: digest, file.
 take() {
   IFS= read -r data || fail 65 "the new files came incomplete"
+  printf '%s\n' "$data" | base64 -d > /dev/null 2>&1 || fail 65 "what should be $2 came damaged"
   { printf '%s\n' "$data" | base64 -d > "$2"; } 2> /dev/null || fail 73 "$2 cannot be written (is the disk full?)"
   [ "$(sum "$2")" = "$1" ] || fail 65 "what should be $2 came damaged"
 }
@@ -206,7 +210,7 @@ keep() {
     [ -n "$up" ] || up=/
   done
   printf %s "$missing" >> "$d/folders"
-  ! volatile "$up" && [ "$up" != /run ] && lasting=1
+  volatile "$up" || lasting=1
   nobody_else
 }
 # A file that another change may still take back is not ours to change: whichever of the two goes back last would win.
@@ -293,7 +297,7 @@ LogLevelMax=notice" && write "$units/$guard.timer" "# Written by proofbook; it r
 Description=When the change of proofbook run $id is taken back
 
 [Timer]
-OnActiveSec=$seconds
+OnActiveSec=$wanted
 OnCalendar=$(date -u -d "@$1" '+%Y-%m-%d %H:%M:%S UTC')
 Persistent=true
 OnBootSec=20
@@ -304,7 +308,7 @@ AccuracySec=1s
 WantedBy=timers.target"
 }
 arm() {
-  seconds=$1
+  wanted=$1
   lock 60
   get_state
   case $verb/$state in
@@ -314,7 +318,7 @@ arm() {
   if [ "$state" = armed ]; then
     get_left && [ "$left" -gt 0 ] || fail 77 "its time is up"
   fi
-  mkdir -p -- "$units" && put_deadline "$seconds" 0 || fail 73 "the deadline cannot be written (is the disk full?)"
+  mkdir -p -- "$units" && put_deadline "$wanted" 0 || fail 73 "the deadline cannot be written (is the disk full?)"
   read -r epoch s < "$d/deadline"
   write_units "$epoch" || fail 73 "the guard cannot be written in $units (is it read-only, or full?)"
   systemctl daemon-reload && systemctl --quiet enable "$guard.timer" && systemctl restart "$guard.timer" ||
@@ -324,12 +328,13 @@ arm() {
   [ "$state" = armed ] || systemctl start "$guard.service" || fail 69 "systemd could not run the guard: see systemctl status $guard.service"
   waits || fail 69 "the guard's timer does not wait"
   put_state armed || fail 73 "$d cannot be written"
-  log "$verb: taken back in $seconds s unless confirmed"
+  log "$verb: taken back in $wanted s unless confirmed"
 }
 waits() {
   systemctl is-active --quiet "$guard.timer" && systemctl is-enabled --quiet "$guard.timer"
 }
 drop_guard() {
+  rm -f -- "$units/$guard.service.new" "$units/$guard.timer.new"
   [ -e "$units/$guard.timer" ] || [ -e "$units/$guard.service" ] || [ -L "$units/timers.target.wants/$guard.timer" ] || return 0
   systemctl --quiet disable "$guard.timer"
   systemctl stop "$guard.timer"
@@ -415,7 +420,7 @@ give_back() {
 }
 # Called with the lock.
 fire_now() {
-  touched=
+  touched= why=
   [ ! -f "$d/installing" ] || touched=1
   read -r unit was_active < "$d/unit" || unit=- was_active=0
   log "fire: taking back"
@@ -424,15 +429,15 @@ fire_now() {
   each give_back
   sed '1!G;h;$!d' "$d/folders" | while IFS= read -r s; do rmdir -- "$s" && flush "${s%/*}/"; done 2> /dev/null
   # Left armed, it is tried again every minute: a disk does not stay full for ever.
-  [ -z "$bad" ] || { put_state failed; log "fire: not everything could be brought back; tried again in a minute"; return 1; }
-  systemctl daemon-reload || { put_state failed; log "fire: systemd did not read its units again; tried again in a minute"; return 1; }
-  if ! set_unit; then
-    put_state failed
-    log "fire: the old files are back, but $unit is $(active_state "$unit") and should $([ "$was_active" = 1 ] && echo run || echo be stopped)"
+  [ -z "$bad" ] || why="not everything could be brought back; tried again in a minute"
+  [ -n "$why" ] || systemctl daemon-reload || why="systemd did not read its units again; tried again in a minute"
+  if [ -z "$why" ] && ! set_unit; then
+    s=$(active_state "$unit")
+    why="the old files are back, but $unit is ${s:-in a state that systemd does not tell}"
     # Where systemd answers, it has the matter in hand (Restart=); the guard would only get in the way of a person.
-    [ -z "$(active_state "$unit")" ] || drop_guard
-    return 1
+    [ -z "$s" ] || drop_guard
   fi
+  [ -z "$why" ] || { put_state failed; log "fire: $why"; return 1; }
   log "fire: the old files are back; $unit is $(active_state "$unit")"
   put_outcome fired
   put_state fired
@@ -462,7 +467,7 @@ fire() {
     fired) drop_guard; return ;;
     confirmed) fail 77 "it was confirmed" ;;
   esac
-  fire_now || fail 1 "$(tail -n 1 "$d/log" | cut -d ' ' -f 2-)"
+  fire_now || fail 1 "$why"
 }
 due() {
   get_state

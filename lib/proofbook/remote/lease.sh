@@ -17,6 +17,7 @@ PATH=${PATH:-/usr/local/bin:/usr/bin:/bin}:/usr/local/sbin:/usr/sbin:/sbin LC_AL
 export PATH LC_ALL
 umask 077
 prefix=${PROOFBOOK_TEST_ROOT-}
+proc=$prefix/proc
 base=$prefix/var/lib/proofbook
 file=$base/lease
 
@@ -37,7 +38,7 @@ fail() {
   exit "$status"
 }
 flush() { sync -- "$@" 2> /dev/null || sync; }
-boot_now=$(tr -d - < /proc/sys/kernel/random/boot_id 2> /dev/null) || boot_now=unknown
+boot_now=$(tr -d - < "$proc/sys/kernel/random/boot_id" 2> /dev/null) || boot_now=unknown
 
 read_lease() {
   run= holder= taken=0 expires=0 boot_id=
@@ -67,7 +68,7 @@ boot_id=$boot_id"
 }
 lock() {
   command -v flock > /dev/null || fail 73 "flock (util-linux) is not there"
-  mkdir -p -- "$base" && chmod 700 "$base" || fail 73 "$base cannot be made"
+  [ -d "$base" ] || { mkdir -p -- "$base" && chmod 700 "$base"; } || fail 73 "$base cannot be made"
   exec 9< "$base"
   flock -w 20 9 || fail 75 "another process works on the lease of this machine; it was waited for 20 s"
 }
