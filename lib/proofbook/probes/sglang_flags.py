@@ -3,8 +3,9 @@
 Where the installed launcher's own ``--help`` is at hand, it decides; the table of releases then only says what became of a
 flag that is not there (renamed, removed, not yet). Without it the table decides, for the release that comes nearest.
 
->>> [str(p) for p in check_argv(["--speculative-algo", "NEXTN", "--speculative-draft-epsilon", "0.2"], "0.5.9") if p.fatal]
-['--speculative-draft-epsilon: no release of SGLang has it; the nearest are --speculative-accept-threshold-single, --speculative-accept-threshold-acc']
+>>> problem = check_argv(["--speculative-algo", "NEXTN", "--speculative-draft-epsilon", "0.2"], "0.5.9")[1]
+>>> problem.kind, problem.flag, problem.nearest
+('unknown', '--speculative-draft-epsilon', ('--speculative-accept-threshold-single', '--speculative-accept-threshold-acc'))
 """
 
 from __future__ import annotations
@@ -19,7 +20,17 @@ from pathlib import Path
 
 from proofbook.errors import CannotTell
 
-__all__ = ["Flag", "FlagProblem", "FlagSet", "Resolved", "check_argv", "flags_of", "parse_help", "server_words"]
+__all__ = [
+    "Flag",
+    "FlagProblem",
+    "FlagSet",
+    "Resolved",
+    "check_argv",
+    "flags_of",
+    "parse_help",
+    "resolve_argv",
+    "server_words",
+]
 
 #: What a flag that is gone is called now. (old, first release without it under its own name, new)
 _RENAMED = (

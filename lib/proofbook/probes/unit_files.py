@@ -314,13 +314,8 @@ class Edit(Protocol):
 
     def __hash__(self) -> int: ...
 
-    @property
-    def also(self) -> tuple[str, ...]:
-        """Paths that it may write and that systemd need not know yet."""
-        ...
-
-    def files(self, now: UnitFileSet) -> Mapping[str, bytes]:
-        """Path to the bytes that it would have. Raises CannotTell when it cannot be made."""
+    def ask(self) -> Generator[Sequence[Command], Sequence[Result], tuple[UnitFileSet, Mapping[str, bytes]]]:
+        """The files as they are, and path to the bytes that they would have. Raises CannotTell when it cannot be made."""
         ...
 
 
@@ -337,8 +332,8 @@ class CandidateVerified(Probe[Verified]):
     name: ClassVar[str] = "unit_files.CandidateVerified"
 
     def ask(self) -> Generator[Sequence[Command], Sequence[Result], Verified]:
-        now = yield from UnitFiles(self.unit, self.container, self.edit.also).ask()
-        wanted = {file.path: file.data for file in now.files} | dict(self.edit.files(now))
+        now, changed = yield from self.edit.ask()
+        wanted = {file.path: file.data for file in now.files} | dict(changed)
         named = [(self.unit if path == now.main.path else path.rpartition("/")[2], data) for path, data in wanted.items()]
         (answer,) = yield [inside(self.container, verify_unit(self.unit, named))]
         if answer.exit_status in (65, 73):

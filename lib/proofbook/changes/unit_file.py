@@ -1,0 +1,670 @@
+"""Speculation for a server by its unit file: what would be written, guarded; how it is put in effect; how it is taken back."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from proofbook.changes.following import Followed, follow_start, start_unit, stop_unit, systemctl, wait_stopped
+from proofbook.changes.guard import FileChange, Guard, GuardStatus
+from proofbook.changes.unit_edit import Style, UnitEdit, drop_in_paths, effective_of
+from proofbook.checks.arguments import changes as argument_changes
+from proofbook.checks.mtp.speculation import Speculation
+from proofbook.errors import CannotTell, GuardRefused, PlanDrifted
+from proofbook.host import Hands
+from proofbook.intent import ContainerSpec, ServiceSpec
+from proofbook.model import Action, Applied, Change, Command, Identity, Plan, Probe, Seen
+from proofbook.probes.change_state import GuardState
+from proofbook.probes.memory import GpuMemory, GpuProcesses
+from proofbook.probes.sglang import Version, VersionFacts
+from proofbook.probes.sglang_flags import check_argv
+from proofbook.probes.systemd import UnitFacts, UnitProcess, UnitState
+from proofbook.probes.unit_files import CandidateVerified, UnitFiles, UnitFileSet, UnitSettings, UnitSettingsFacts
+from proofbook.redact import Redactor
+from proofbook.remote.guard import GuardedFile
+from proofbook.remote.looking import Verified
+
+__all__ = ["EnableMTP", "argv_digest"]
+
+Tell = Callable[[str], None]
+
+#: What systemd does where the unit says nothing (DefaultTimeoutStopSec).
+_STOP_S = 90.0
+#: Beyond TimeoutStopSec: the kill, and the driver's taking back of the memory.
+_STOP_MARGIN_S = 60.0
+#: A unit without a limit to its stop drains for as long as the longest request; somebody must end the waiting.
+_STOP_AT_MOST_S = 1800.0
+
+
+def argv_digest(argv: Sequence[str]) -> str:
+    """The sha256 of a command line: equal without being shown."""
+    return hashlib.sha256("\0".join(argv).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+@dataclass(frozen=True)
+class EnableMTP(Change):
+    """Turn on multi-token prediction for ``service``, or change how it is done, under a guard.
+
+    ``style``: a drop-in, or an edit of the file that holds the command now. ``guard_minutes``: how long the machine waits for
+    the word that the change stays. ``kill_leftovers``: SIGKILL what outlives the stop, inside the unit's control group only.
+
+    A plan that must not be carried out has no actions; its facts say why.
+    """
+
+    service: ServiceSpec
+    container: ContainerSpec | None = None
+    speculation: Speculation = field(default_factory=Speculation)
+    style: Style = "drop-in"
+    guard_minutes: float = 60.0
+    kill_leftovers: bool = False
+    name: ClassVar[str] = "enable-mtp"
+
+    # ---------------------------------------------------------------------------------------------- planning
+
+    @property
+    def edit(self) -> UnitEdit:
+        return UnitEdit(self.service.name, self.container, self.speculation, self.style)
+
+    @property
+    def _files(self) -> UnitFiles:
+        return UnitFiles(self.service.name, self.container, drop_in_paths(self.service.name))
+
+    def needs(self) -> tuple[Probe[Any], ...]:
+        unit, container = self.service.name, self.container
+        return (
+            UnitState(unit, container),
+            UnitSettings(unit, container),
+            UnitProcess(unit, container),
+            self._files,
+            Version(unit, container),
+            CandidateVerified(unit, container, self.edit),
+            GpuProcesses(),
+        )
+
+    def plan(self, seen: Seen, host: Identity) -> Plan:
+        try:
+            draft = self._draft(seen)
+        except CannotTell as why:
+            return self._nothing(host, f"{self.service.spec} cannot be changed: {why}", (f"not possible: {why}",))
+        if draft.reasons:
+            title = f"{self.service.spec} is not changed: {draft.reasons[0]}"
+            return self._nothing(host, title, tuple(f"not possible: {reason}" for reason in draft.reasons))
+        if not draft.files:
+            return self._nothing(host, f"{self.service.spec} has this speculation already", tuple(draft.facts))
+        return draft.plan(self, host)
+
+    def _nothing(self, host: Identity, title: str, facts: tuple[str, ...]) -> Plan:
+        return Plan(self.name, title, host, {}, (), (), "", (), 0.0, facts)
+
+    def _draft(self, seen: Seen) -> _Draft:
+        """Everything that a plan is made of. Raises CannotTell when the machine did not tell what must be known."""
+        unit, container = self.service.name, self.container
+        state, settings = seen.value(UnitState(unit, container)), seen.value(UnitSettings(unit, container))
+        now, version = seen.value(self._files), seen.value(Version(unit, container))
+        draft = _Draft(state, settings, now, version, self.edit.files(now, version.version))
+        draft.reasons += _may_not(state, now)
+        before, after = now.effective, effective_of(now, draft.files)
+        draft.argv_before = before.command.words_with(before.environment_with(now.environment))
+        draft.argv = after.command.words_with(after.environment_with(now.environment))
+        self._hold_running(seen, draft)
+        self._hold_flags(draft)
+        self._hold_verified(seen, draft)
+        draft.others = self._others(seen, draft)
+        return draft
+
+    def _hold_running(self, seen: Seen, draft: _Draft) -> None:
+        if draft.state.active != "active" or not draft.state.main_pid:
+            draft.reasons.append(
+                f"it does not run ({draft.state.active}, {draft.state.sub}): without a baseline nothing can be judged"
+            )
+            return
+        running = seen.value(UnitProcess(self.service.name, self.container)).argv
+        different = argument_changes(draft.argv_before, running)
+        if different:
+            draft.reasons.append(
+                "what runs is not what the unit says, so a restart alone would change more than this: "
+                + "; ".join(map(str, different[:4]))
+            )
+
+    def _hold_flags(self, draft: _Draft) -> None:
+        problems = check_argv(draft.argv, draft.version.version)
+        draft.reasons += [f"{problem}" for problem in problems if problem.fatal]
+        draft.facts += [f"flag {problem}" if problem.flag else str(problem.text) for problem in problems if not problem.fatal]
+
+    def _hold_verified(self, seen: Seen, draft: _Draft) -> None:
+        try:
+            verified = seen.value(CandidateVerified(self.service.name, self.container, self.edit))
+        except CannotTell as why:
+            draft.facts.append(f"NOT VERIFIED by systemd-analyze: {why}; the text was read again by our own rules")
+            return
+        ours = _lines_of(verified, self.service.name, draft)
+        if verified.exit_status:
+            draft.reasons.append(f"systemd-analyze verify refuses the unit (exit {verified.exit_status}): {'; '.join(ours[:3])}")
+        draft.facts.append(
+            f"systemd-analyze verify: exit {verified.exit_status}"
+            + (f", it says: {'; '.join(ours[:4])}" if ours else ", nothing to say")
+        )
+
+    def _others(self, seen: Seen, draft: _Draft) -> tuple[str, ...] | None:
+        """Who else computes on the GPUs, by name; None when nobody could say."""
+        try:
+            processes = seen.value(GpuProcesses())
+        except CannotTell as why:
+            draft.facts.append(f"NOT KNOWN who else uses the GPUs: {why}")
+            return None
+        others = [p for p in processes if not p.of_unit(self.service.name, self.container)]
+        return tuple(sorted({f"{p.process} on {p.pci}" for p in others}))
+
+    # ------------------------------------------------------------------------------------------------ acting
+
+    def apply(self, plan: Plan, hands: Hands, tell: Tell) -> Applied:
+        """Put the plan in effect. Every step first looks whether it is done already: the same call goes on after a crash."""
+        return _Acting(plan, hands, tell, self).apply()
+
+    def confirm(self, plan: Plan, hands: Hands, tell: Tell) -> Applied:
+        """The change stays: the guard goes, and the old files with it."""
+        return _Acting(plan, hands, tell, self).confirm()
+
+    def rollback(self, plan: Plan, hands: Hands, tell: Tell) -> Applied:
+        """Bring back the old files, byte for byte, and show that the old configuration serves."""
+        return _Acting(plan, hands, tell, self).rollback()
+
+    def more_time(self, plan: Plan, hands: Hands, minutes: float) -> None:
+        """The guard's time runs anew, for ``minutes`` from now. Raises GuardRefused when it is up already."""
+        acting = _Acting(plan, hands, lambda _text: None, self)
+        acting.guarded(f"give the guard {minutes:g} min more", acting.guard.extend(round(minutes * 60)))
+
+
+def _may_not(state: UnitFacts, now: UnitFileSet) -> list[str]:
+    """Why the unit's files must not be touched as they are."""
+    reasons = []
+    if state.load != "loaded":
+        reasons.append(f"the unit is {state.load}")
+    if state.need_daemon_reload:
+        reasons.append("its files were changed and not loaded (NeedDaemonReload=yes): loading them would change more than this")
+    return reasons
+
+
+def _lines_of(verified: Verified, unit: str, draft: _Draft) -> list[str]:
+    """What systemd-analyze says of this unit's own files; it also speaks of others that are loaded beside it."""
+    names = {unit, *(path.rpartition("/")[2] for path in draft.files), *(f.path.rpartition("/")[2] for f in draft.now.files)}
+    redactor = Redactor()
+    return [redactor.text(line, "systemd-analyze") for line in verified.lines if any(name in line for name in names)]
+
+
+@dataclass
+class _Draft:
+    """A plan in the making."""
+
+    state: UnitFacts
+    settings: UnitSettingsFacts
+    now: UnitFileSet
+    version: VersionFacts
+    files: Mapping[str, bytes]
+    argv_before: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
+    others: tuple[str, ...] | None = ()
+    reasons: list[str] = field(default_factory=list)
+    facts: list[str] = field(default_factory=list)
+
+    @property
+    def stop_s(self) -> float:
+        return min((self.settings.timeout_stop_s or _STOP_AT_MOST_S) + _STOP_MARGIN_S, _STOP_AT_MOST_S)
+
+    def plan(self, change: EnableMTP, host: Identity) -> Plan:
+        service, unit = change.service, change.service.name
+        minutes = change.guard_minutes
+        files = [self._file(path, data) for path, data in self.files.items()]
+        write = [Action(f"write {f['path']} ({f['old_sha256'] or 'new'} → {f['new_sha256']})") for f in files]
+        put_back = [
+            Action(f"put back {f['path']} (sha256 {f['old_sha256']})" if f["old_sha256"] else f"remove {f['path']}")
+            for f in files
+        ]
+        reload = Action("have systemd read its units", ("systemctl", "daemon-reload"))
+        return Plan(
+            change=change.name,
+            title=f"Speculative decoding of {service.spec} ({change.speculation.algorithm}, {change.speculation.num_steps} steps)",
+            host=host,
+            pre_state=self._pre_state(),
+            actions=(
+                Action("keep the old files on the machine, and bring the new ones"),
+                Action(f"arm the guard: the machine takes this back by itself after {minutes:g} min unless it is confirmed"),
+                *write,
+                reload,
+                Action(f"stop {unit} and wait until nothing of it is left on the GPUs", ("systemctl", "stop", unit)),
+                *((Action("kill what is left of it, inside its control group only"),) if change.kill_leftovers else ()),
+                Action(f"start {unit} and follow it until it is ready", ("systemctl", "start", unit)),
+            ),
+            undo=(*put_back, reload, Action(f"restart {unit} and see that it serves", ("systemctl", "restart", unit))),
+            diff=self._diff(),
+            cannot_undo=(
+                f"{service.spec} is down from its stop until it is ready again, and once more when this is taken back",
+                "requests that run are drained until the stop's time is up, then cut; what the caches hold is lost",
+            ),
+            expected_s=round(min(self.stop_s, _STOP_S) + service.ready_s),
+            facts=tuple(self._shown(change)),
+            settings={
+                "unit": unit,
+                "container": change.container.model_dump() if change.container else None,
+                "files": files,
+                "guard_s": round(minutes * 60),
+                "stop_s": self.stop_s,
+                "ready_s": service.ready_s,
+                "url": service.url,
+                "kill_leftovers": change.kill_leftovers,
+                "version": self.version.version,
+                "argv": list(Redactor().value(list(self.argv), "plan")),
+                "argv_sha256": argv_digest(self.argv),
+                "argv_before_sha256": argv_digest(self.argv_before),
+                "environment": dict(change.speculation.variables(self.version.version)),
+                "others_on_gpus": None if self.others is None else list(self.others),
+            },
+        )
+
+    def _file(self, path: str, data: bytes) -> dict[str, Any]:
+        old = self.now.get(path)
+        return {
+            "path": path,
+            "old_sha256": old.sha256 if old is not None else None,
+            "new_sha256": hashlib.sha256(data).hexdigest(),
+            "mode": old.mode if old is not None else 0o644,
+            # WHY: once a change is confirmed the machine keeps no old bytes; this brings them back, and the digest proves it
+            "undo": undo_splices(old.text, data.decode("utf-8", "surrogateescape")) if old is not None else [],
+        }
+
+    def _pre_state(self) -> dict[str, Any]:
+        """What the approval is bound to: no times, no process numbers, no measurements."""
+        return {
+            "files": {f.path: f.sha256 for f in self.now.files},
+            "environment files": {
+                path: "absent" if text is None else hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+                for path, text in sorted(self.now.environment.items())
+            },
+            "state": f"{self.state.active}/{self.state.sub}, {self.state.enabled}",
+            "sglang": self.version.version,
+            "command": argv_digest(self.argv_before),
+            "on the GPUs besides it": "not known" if self.others is None else list(self.others),
+        }
+
+    def _diff(self) -> str:
+        lines: list[str] = []
+        for path, data in self.files.items():
+            old = self.now.get(path)
+            before = old.text.splitlines() if old is not None else []
+            after = data.decode("utf-8", "surrogateescape").splitlines()
+            names = (f"a{path}" if old is not None else "/dev/null", f"b{path}")
+            lines += difflib.unified_diff(before, after, *names, lineterm="")
+        return Redactor().text("\n".join(lines), "plan").encode("utf-8", "backslashreplace").decode()
+
+    def _shown(self, change: EnableMTP) -> list[str]:
+        settings, facts = self.settings, list(self.facts)
+        flags = [str(changed) for changed in argument_changes(self.argv_before, self.argv)]
+        head = [
+            f"SGLang {self.version.version} ({self.version.python})",
+            "the command changes in " + "; ".join(flags) if flags else "the command does not change",
+        ]
+        variables = change.speculation.variables(self.version.version)
+        if variables:
+            head.append("the environment gets " + ", ".join(f"{k}={v}" for k, v in variables.items()))
+        head += [f"{f.path} is written by a tool ({f.managed_by}): it may be overwritten" for f in self.now.files if f.managed_by]
+        stop = "no limit" if settings.timeout_stop_s is None else f"{settings.timeout_stop_s:g} s"
+        head.append(f"its stop may take {stop} (TimeoutStopSec), Restart={settings.restart}, KillMode={settings.kill_mode}")
+        if settings.keeps_children:
+            head.append("its stop leaves processes behind on purpose (KillMode, SendSIGKILL): they would keep the GPUs' memory")
+        if self.others:
+            head.append(f"others compute on these GPUs: {', '.join(self.others[:6])}")
+        head.append("not checked: who sends requests, and whether a load balancer takes this server out while it is down")
+        return [*head, *facts]
+
+
+# ---------------------------------------------------------------------------------------------------- the old bytes
+
+
+def undo_splices(old: str, new: str) -> list[list[Any]]:
+    """How ``old`` comes back from ``new``: [start, end, text] in characters of ``new``, only where the two differ.
+
+    WHY by words: an undo travels in the plan, and what stays the same on a changed line may be a secret.
+    """
+    after, before = (re.findall(r"\s+|\S+", text) for text in (new, old))
+    places = [0]
+    for token in after:
+        places.append(places[-1] + len(token))
+    matcher = difflib.SequenceMatcher(None, after, before, autojunk=False)
+    return [[places[i], places[j], "".join(before[k:m])] for tag, i, j, k, m in matcher.get_opcodes() if tag != "equal"]
+
+
+def undone(new: str, splices: Sequence[Sequence[Any]]) -> str:
+    """``new`` with its splices taken back."""
+    for start, end, text in sorted(splices, key=lambda s: int(s[0]), reverse=True):
+        new = new[: int(start)] + str(text) + new[int(end) :]
+    return new
+
+
+# --------------------------------------------------------------------------------------------------------- acting
+
+
+class _Acting:
+    """One pass over a plan's steps, forwards or backwards. It knows the plan alone; what the machine is like it looks up."""
+
+    def __init__(self, plan: Plan, hands: Hands, tell: Tell, change: EnableMTP) -> None:
+        self.plan, self.hands, self.tell, self.change = plan, hands, tell, change
+        self.settings = plan.settings
+        self.unit = str(self.settings["unit"])
+        inside = self.settings["container"]
+        self.container = ContainerSpec(**inside) if inside else None
+        self.guard = Guard(hands.run_id, self.unit, self.container)
+        self.service = ServiceSpec(
+            name=self.unit,
+            container=self.container.name if self.container else "",
+            url=self.settings["url"],
+            ready_s=self.settings["ready_s"],
+        )
+        self.facts: dict[str, Any] = {}
+
+    # ------------------------------------------------------------------------------------------------- steps
+
+    def guarded(self, what: str, do: Command) -> GuardStatus:
+        """One verb of the guard. Raises PlanDrifted, GuardRefused, CannotTell."""
+        result = self.hands.act(what, do)
+        if result is None:
+            raise CannotTell(f"{what}: the connection was lost")
+        return self.guard.done(result)
+
+    def status(self) -> GuardStatus:
+        return self.hands.look(GuardState(self.hands.run_id, self.container)).value(GuardState(self.hands.run_id, self.container))
+
+    def look_files(self) -> UnitFileSet:
+        probe = UnitFiles(self.unit, self.container, tuple(f["path"] for f in self.settings["files"]))
+        return self.hands.look(probe).value(probe)
+
+    def look_unit(self) -> UnitFacts:
+        probe = UnitState(self.unit, self.container)
+        return self.hands.look(probe).value(probe)
+
+    def _applied(self, came_to: str, summary: str, **facts: Any) -> Applied:
+        self.facts |= facts
+        return Applied(self.plan, came_to, summary, dict(self.facts))
+
+    # --------------------------------------------------------------------------------------------- forwards
+
+    def apply(self) -> Applied:
+        if self.plan.empty:
+            return self._applied("nothing-to-do", self.plan.title)
+        status = self.status()
+        if status.state in ("firing", "fired", "failed") or status.outcome == "fired":
+            return self._applied(
+                "failed", f"the guard has taken this change back already ({status.state})", why="the guard fired"
+            )
+        if status.state == "none" and status.outcome == "confirmed":
+            return self._applied("nothing-to-do", "this change was confirmed already")
+        if status.state == "none":
+            self._stage()
+            status = self.status()
+        status = self._armed(status)
+        try:
+            if not status.all_new:
+                self.guarded("put the new files in place", self.guard.install())
+            wrong = self._not_as_planned()
+            if wrong:
+                return self._applied("failed", f"the files are in place, but {wrong}; nothing was restarted", why=wrong)
+            return self._in_effect()
+        except (CannotTell, GuardRefused) as why:
+            return self._applied("failed", f"{self.plan.title}: {why}", why=str(why))
+
+    def _stage(self) -> None:
+        files = self._bytes()
+        self.guarded("keep the old files and bring the new ones", self.guard.stage(files))
+
+    def _bytes(self) -> tuple[FileChange, ...]:
+        """The new files, made anew from what is there. Raises PlanDrifted when they are not those of the plan."""
+        now = self.look_files()
+        made = self.change.edit.files(now, str(self.settings["version"]))
+        out = []
+        for one in self.settings["files"]:
+            data = made.get(one["path"])
+            if data is None or hashlib.sha256(data).hexdigest() != one["new_sha256"]:
+                raise PlanDrifted(
+                    f"{one['path']} would not become what the plan says", hint="the unit has changed since: make a new plan"
+                )
+            out.append(FileChange(one["path"], one["old_sha256"], data, int(one["mode"])))
+        return tuple(out)
+
+    def _armed(self, status: GuardStatus) -> GuardStatus:
+        planned = [(f["path"], f["old_sha256"], f["new_sha256"]) for f in self.settings["files"]]
+        if [(f.path, f.old_sha256, f.new_sha256) for f in status.files] != planned:
+            raise PlanDrifted("the machine holds other files of this change than the plan has", hint="make a new plan")
+        seconds = int(self.settings["guard_s"])
+        if status.state == "armed":
+            # gone on with after a crash: the time that is left was meant for one pass
+            return self.guarded("give the guard its whole time again", self.guard.extend(seconds))
+        armed = self.guarded(f"arm the guard for {seconds / 60:g} min", self.guard.arm(seconds))
+        if not armed.guarded:
+            raise GuardRefused("the guard does not wait although it was armed", hint=f"systemctl status {self.guard.timer}")
+        if armed.storage.startswith("volatile"):
+            self.facts["guard_storage"] = armed.storage
+            self.tell(f"the guard does not survive a reboot here: its files are on {armed.storage}")
+        return armed
+
+    def _not_as_planned(self) -> str:
+        """Why what systemd has loaded is not the plan, "" when it is. Asked before anything is stopped."""
+        now, unit = self.look_files(), self.look_unit()
+        if unit.load != "loaded":
+            return f"systemd does not take the unit: {unit.load}"
+        if unit.need_daemon_reload:
+            return "systemd has not read the new files (NeedDaemonReload=yes)"
+        effective = now.effective
+        argv = effective.command.words_with(effective.environment_with(now.environment))
+        if argv_digest(argv) != self.settings["argv_sha256"]:
+            return "read back, the command is not that of the plan"
+        loaded = [" ".join(command.tokens) for command in unit.exec_start]
+        written = " ".join(effective.command.words).split()
+        if loaded != [" ".join(written)]:
+            return "systemd's own reading of the command is not that of the plan"
+        return ""
+
+    def _in_effect(self) -> Applied:
+        if self._runs_as_planned():
+            self.tell("the service runs with the new command already")
+            self.facts["restarted"] = False
+        else:
+            stopped = self._stop()
+            if stopped is not None:
+                return stopped
+            self.facts["restarted"] = True
+            start_unit(self.hands, self.unit, self.container)
+        followed = self._follow(self.facts.get("invocation_before", ""))
+        if not followed.ready:
+            return self._applied("failed", f"{self.service.spec} did not become ready: {followed.why}")
+        return self._applied("done", f"{self.service.spec} is ready with the new command after {followed.seconds:.0f} s")
+
+    def _runs_as_planned(self) -> bool:
+        process, state = UnitProcess(self.unit, self.container), UnitState(self.unit, self.container)
+        seen = self.hands.look(process, state)
+        try:
+            facts, unit = seen.value(process), seen.value(state)
+        except CannotTell:
+            return False
+        self.facts |= {
+            "main_pid_before": unit.main_pid,
+            "invocation_before": unit.invocation_id,
+            "n_restarts_before": unit.n_restarts,
+        }
+        same = bool(argv_digest(facts.argv) == self.settings["argv_sha256"])
+        try:
+            same = same and all(facts.variable(name) == value for name, value in self.settings["environment"].items())
+        except CannotTell:
+            same = False
+        if same:
+            self.facts["invocation_before"] = ""  # its start is the one to follow
+        return same
+
+    def _stop(self) -> Applied | None:
+        """Stop it. Something when it must not be started now."""
+        seen = self.hands.look(GpuProcesses(), GpuMemory())
+        known: frozenset[int] = frozenset()
+        try:
+            known = frozenset(p.pid for p in seen.value(GpuProcesses()) if p.of_unit(self.unit, self.container))
+        except CannotTell as why:
+            self.tell(f"not known which processes it has on the GPUs: {why}")
+        stop_unit(self.hands, self.unit, self.container)
+        stopped = wait_stopped(
+            self.hands,
+            self.unit,
+            self.container,
+            patience_s=float(self.settings["stop_s"]),
+            known_gpu_pids=known,
+            may_kill=bool(self.settings["kill_leftovers"]),
+            tell=self.tell,
+        )
+        self.facts |= {
+            "stop_s": stopped.seconds,
+            "leftovers": list(stopped.left),
+            "killed_leftovers": stopped.killed,
+            "others_on_gpus": list(stopped.others),
+            "stop_not_verified": list(stopped.unverified),
+        }
+        if not stopped.done:
+            reason = f"{stopped.seconds:.0f} s after the stop this is left: {'; '.join(stopped.left[:4])}"
+            return self._applied("failed", f"{self.service.spec} was not started: {reason}", why=reason)
+        self.tell(f"{self.service.spec} is stopped and nothing of it is left, after {stopped.seconds:.0f} s")
+        return self._strangers(stopped.others)
+
+    def _strangers(self, others: Sequence[str]) -> Applied | None:
+        """Something when somebody holds a GPU who was not there when the plan was made."""
+        memory = GpuMemory()
+        try:
+            rows = self.hands.look(memory).value(memory)
+            self.facts["gpu_free_mib_before_start"] = {row.pci: row.free_mib for row in rows}
+            self.facts["gpu_used_mib_before_start"] = {row.pci: row.used_mib for row in rows}
+        except CannotTell as why:
+            self.facts["gpu_memory_not_known"] = str(why)
+        planned = self.settings["others_on_gpus"]
+        if planned is None:
+            return None
+        new = [other for other in others if not any(other.startswith(p.partition(" on ")[0]) for p in planned)]
+        if not new:
+            return None
+        reason = f"a process that was not there before holds a GPU: {'; '.join(new[:4])}"
+        return self._applied("failed", f"{self.service.spec} was not started: {reason}", why=reason, leftovers=new)
+
+    def _follow(self, before: str) -> Followed:
+        followed = follow_start(
+            self.hands,
+            self.service,
+            self.container,
+            before=before,
+            patience_s=float(self.settings["ready_s"]),
+            tell=self.tell,
+        )
+        self.facts |= followed.facts()
+        return followed
+
+    def confirm(self) -> Applied:
+        status = self.guarded("keep the change: take the guard away", self.guard.confirm())
+        return self._applied(
+            "confirmed", f"{self.plan.title}: kept; its guard is gone", guard=status.state, outcome=status.outcome
+        )
+
+    # -------------------------------------------------------------------------------------------- backwards
+
+    def rollback(self) -> Applied:
+        try:
+            return self._rollback()
+        except (CannotTell, GuardRefused, PlanDrifted) as why:
+            return self._by_hand(str(why))
+
+    def _rollback(self) -> Applied:
+        status = self.status()
+        if status.state == "none" and status.outcome != "fired":
+            now = self.look_files()
+            if not self._all_old(now):
+                return self._take_back_kept(now)
+            self.tell("its files are as they were before")
+        elif status.state in ("staged", "armed", "firing", "failed"):
+            self._fire()
+        return self._proven_old()
+
+    def _fire(self) -> None:
+        """Have the machine take it back; a connection that breaks meanwhile changes nothing of that."""
+        result = self.hands.act("take the change back", self.guard.fire(), loss_expected=True)
+        if result is not None:
+            self.guard.done(result)
+            return
+        self.tell("the connection was lost while the change is taken back; the machine goes on by itself")
+        if self.hands.host.await_up(patience_s=600, tell=self.tell) is None:
+            raise CannotTell("the machine does not answer any more, so whether it took the change back is not known")
+        self.hands.proven("after a lost connection")
+        status = self.status()
+        if status.state not in ("fired",) and status.outcome != "fired":
+            self.guarded("take the change back, again", self.guard.fire())
+
+    def _proven_old(self) -> Applied:
+        now, unit = self.look_files(), self.look_unit()
+        if not self._all_old(now):
+            return self._by_hand("not every file is as it was before")
+        if unit.need_daemon_reload:
+            return self._by_hand("systemd has not read the old files again")
+        self.facts["files"] = {f["path"]: f["old_sha256"] or "absent" for f in self.settings["files"]}
+        followed = self._follow("")
+        if not followed.ready:
+            return self._by_hand(f"the old files are back, but {self.service.spec} does not serve: {followed.why}")
+        process = UnitProcess(self.unit, self.container)
+        running = self.hands.look(process).value(process)
+        if argv_digest(running.argv) != self.settings["argv_before_sha256"]:
+            return self._by_hand("the old files are back, and what runs is not the old command")
+        status = self.status()
+        if status.state in ("fired", "staged"):
+            self.guarded("remove what was kept for taking it back", self.guard.clean())
+        summary = f"the old files are back byte for byte, and {self.service.spec} serves with the old command again"
+        return self._applied("rolled-back", summary)
+
+    def _all_old(self, now: UnitFileSet) -> bool:
+        for one in self.settings["files"]:
+            file = now.get(one["path"])
+            if (file.sha256 if file is not None else None) != one["old_sha256"]:
+                return False
+        return True
+
+    def _take_back_kept(self, now: UnitFileSet) -> Applied:
+        """Undo a change that was confirmed: the old bytes are made from the new ones, and their digest must be the old one."""
+        files = []
+        for one in self.settings["files"]:
+            file = now.get(one["path"])
+            if file is None or file.sha256 != one["new_sha256"]:
+                return self._by_hand(f"{one['path']} is neither as it was before nor as this change made it")
+            old: bytes | None = None
+            if one["old_sha256"] is not None:
+                old = undone(file.text, one["undo"]).encode("utf-8", "surrogateescape")
+                if hashlib.sha256(old).hexdigest() != one["old_sha256"]:
+                    return self._by_hand(f"the old bytes of {one['path']} cannot be made from the new ones")
+            files.append(FileChange(one["path"], one["new_sha256"], old, int(one["mode"])))
+        seconds = int(self.settings["guard_s"])
+        self.guarded("keep the present files and bring the old ones", self.guard.stage(files))
+        self.guarded(f"arm the guard for {seconds / 60:g} min", self.guard.arm(seconds))
+        self.guarded("put the old files in place", self.guard.install())
+        stop_unit(self.hands, self.unit, self.container)
+        wait_stopped(
+            self.hands,
+            self.unit,
+            self.container,
+            patience_s=float(self.settings["stop_s"]),
+            known_gpu_pids=frozenset(),
+            may_kill=bool(self.settings["kill_leftovers"]),
+            tell=self.tell,
+        )
+        start_unit(self.hands, self.unit, self.container)
+        proven = self._proven_old()
+        if proven.outcome == "rolled-back":
+            self.guarded("the old files stay: take the guard away", self.guard.confirm())
+        return proven
+
+    def _by_hand(self, why: str) -> Applied:
+        """What a person has to type on the host, when the machine does not do it."""
+        files = [GuardedFile(f["path"], "other", f["old_sha256"], f["new_sha256"]) for f in self.settings["files"]]
+        lines = [*self.guard.by_hand(files)]
+        look = " ".join(systemctl(self.container, "status", self.unit).argv)
+        return self._applied("rollback-failed", f"not taken back: {why}", why=why, by_hand=[*lines, look])
