@@ -169,7 +169,7 @@ def _boots(answer: Result) -> tuple[Boot, ...]:
         raise CannotTell(f"the journal's boots cannot be listed: {said(answer)}")
     if "not seeing messages from other users" in answer.error_text:
         raise CannotTell(
-            "the journal's boots cannot be listed: this login sees its own entries alone (groups adm, systemd-journal)"
+            "of the journal's boots this login sees its own entries alone (groups adm, systemd-journal)"
         )
     boots = []
     for line in text_of(answer).splitlines():

@@ -186,35 +186,42 @@ async def journalctl(ctx: Context, argv: list[str]) -> Answer:
         return said(error=str(complaint), status=1)
     except (IndexError, ValueError):
         return said(error="Failed to parse arguments.\n", status=1)
-    if ctx.user.uid != 0:
-        # WHY: without the groups adm or systemd-journal, only the user's own entries are seen; this user has none.
-        if query.list_boots:
-            return said(
-                error="" if query.quiet else _HINT + "No journal files were opened due to insufficient permissions.\n", status=1
-            )
-        return said("" if query.quiet else "-- No entries --\n", error="" if query.quiet else _HINT)
-    journal = ctx.system.journal
+    # WHY the second: output that is for programs makes journalctl quiet, also about what it may not show.
+    query.quiet = query.quiet or query.output.startswith(("json", "export", "cat"))
+    hint = "" if query.quiet or ctx.user.uid == 0 else _HINT
+    journal = _readable(ctx)
+    if not journal and ctx.user.uid != 0:
+        return said(error=hint + "No journal files were opened due to insufficient permissions.\n", status=1)
     if query.list_boots:
-        return said(_boots(journal))
+        return said(_boots(journal), error=hint)
     if query.header:
         return said("Archived and active journals take up 184M in the file system.\n")
     try:
         chosen = select(ctx, query)
     except _Usage as complaint:
-        return said(error=str(complaint), status=1)
+        return said(error=hint + str(complaint), status=1)
     if query.follow:
         return await _follow(ctx, query, chosen)
     text = "".join(_printed(ctx, query, chosen))
     if not chosen and not query.quiet:
         text = "-- No entries --\n"
-    if query.show_cursor and chosen:
-        text += f"-- cursor: {_cursor(ctx.system, chosen[-1])}\n"
-    return Answer(0, text.encode("utf-8", "surrogateescape"))
+    if query.show_cursor:
+        # WHY exit status 1 without a word: it is so where no entry was ever found whose place could be told.
+        if not chosen and not query.after_cursor:
+            return said(status=1)
+        text += f"-- cursor: {_cursor(ctx.system, chosen[-1]) if chosen else query.after_cursor}\n"
+    return Answer(0, text.encode("utf-8", "surrogateescape"), hint.encode())
+
+
+def _readable(ctx: Context) -> list[Entry]:
+    """What this login may see: root everything, others what their own processes said (none is in adm or systemd-journal)."""
+    journal = ctx.system.journal
+    return journal if ctx.user.uid == 0 else [e for e in journal if e.fields.get("_UID") == str(ctx.user.uid)]
 
 
 def select(ctx: Context, query: Query) -> list[Entry]:
     """The entries that were asked for, in the order in which they are printed. Raises _Usage."""
-    entries: list[Entry] = ctx.system.journal
+    entries = _readable(ctx)
     if query.boot not in (None, "all"):
         wanted = _boot_id(entries, query.boot or "0")
         entries = [e for e in entries if e.boot_id == wanted]
@@ -319,7 +326,7 @@ async def _follow(ctx: Context, query: Query, chosen: list[Entry]) -> Answer:
 
     while True:
         await asyncio.sleep(0.05)
-        fresh = [e for e in ctx.system.journal if e.seqnum > last and _wanted(ctx, follow, e)]
+        fresh = [e for e in _readable(ctx) if e.seqnum > last and _wanted(ctx, follow, e)]
         last = ctx.system.seqnum
         if fresh:
             await ctx.emit("".join(_printed(ctx, query, fresh)).encode())

@@ -515,9 +515,12 @@ class _Door(asyncssh.SSHServer):
     def __init__(self, server: Server) -> None:
         self._server = server
         self._connection: asyncssh.SSHServerConnection | None = None
+        self._peer = ""
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._connection = conn
+        # WHY now: at the end of a connection nobody knows any more whom it was with.
+        self._peer = "{} port {}".format(*conn.get_extra_info("peername"))
         self._server._connections.add(conn)
         self._server.used()
 
@@ -534,10 +537,9 @@ class _Door(asyncssh.SSHServer):
         unit = machine.host.units["ssh.service"]
         if unit.active != "active" or connection.get_extra_info("username") != machine.user.name:
             return
-        address, port = connection.get_extra_info("peername")[:2]
         for message in (
-            f"Received disconnect from {address} port {port}:11: disconnected by user",
-            f"Disconnected from user {machine.user.name} {address} port {port}",
+            f"Received disconnect from {self._peer}:11: disconnected by user",
+            f"Disconnected from user {machine.user.name} {self._peer}",
         ):
             fields = {
                 "_TRANSPORT": "syslog",
