@@ -45,7 +45,7 @@ def roll_back(run: str, *, outputs: Path | None = None, tell: Tell | None = None
         earlier = begun.load(book, run, undo=True)
         spec = load_inventory().resolve(earlier.record.host)
         plan = earlier.approved_plan
-        change = changes.acting(plan.change)
+        change = changes.acting(plan)
     except Refused as error:
         return launch.refused("rollback", "", error)
     except ProofbookError as error:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from proofbook.errors import RecordError
-from proofbook.model import Change
+from proofbook.intent import ServiceSpec
+from proofbook.model import Change, Plan
 
-#: Name of a change → module and class. Only changes that can be taken back from their plan alone are here.
-_UNDOABLE: dict[str, tuple[str, str]] = {}
+__all__ = ["acting"]
 
 
-def acting(name: str) -> Change:
-    """The change that a stored plan is of, able to confirm and to roll back. Raises RecordError for one that is not known."""
-    if name not in _UNDOABLE:
-        raise RecordError(
-            f"a change named {name!r} cannot be taken back by this version",
-            hint=f"it knows: {', '.join(_UNDOABLE) or 'none'}; undo it by hand, with what the record says",
-        )
-    module, cls = _UNDOABLE[name]
-    change: Change = getattr(import_module(f"proofbook.changes.{module}"), cls).for_undo()
-    return change
+def acting(plan: Plan) -> Change:
+    """The change that a stored plan is of, able to keep it or to take it back from the plan alone.
+
+    Raises RecordError for a change that cannot be undone, or that this version does not know.
+    """
+    if plan.change == "enable-mtp":
+        from proofbook.changes.unit_file import EnableMTP
+
+        return EnableMTP(ServiceSpec(name=str(plan.settings["unit"])))
+    raise RecordError(
+        f"a change named {plan.change!r} cannot be taken back by this version",
+        hint="undo it by hand, with what the record says",
+    )
