@@ -7,6 +7,7 @@ read_files.sh      text files by pattern; ``read_files`` / ``parse_files``
 open_devices.sh    opens device nodes; ``open_devices`` / ``parse_open_devices``
 cu_init.py         asks the CUDA driver library; ``cu_init`` / ``parse_cu_init``
 put.sh             writes a file atomically; ``put_command``
+p2p_probe.py       copies between all GPUs and compares; :mod:`proofbook.remote.p2p`
 =================  ==========================================================================================
 
 A simulated machine speaks the agents' wire format itself. It compares the exec'ed command line with GATHER_COMMAND and
