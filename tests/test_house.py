@@ -68,6 +68,7 @@ HOMES = {
     "invoke": ("transports/ssh.py",),
     "paramiko": ("transports/ssh.py",),
     "asyncssh": ("lab/",),
+    "httpx": ("measures/client.py",),
     "pandas": ("view.py",),
     "matplotlib": ("view.py",),
     "ipywidgets": ("live.py",),

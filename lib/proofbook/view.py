@@ -452,6 +452,7 @@ _OUTCOMES = {
 _BESIDE: dict[str, Any] = {
     "textcoords": "offset points",
     "fontsize": 8,
+    "zorder": 1.5,  # over lines, under marks
     "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.85},
 }
 
@@ -481,7 +482,7 @@ def gain_chart(gain: Mapping[str, Any], *, title: str = "How much faster each re
         reach = [[max(0, estimate - low)], [max(0, high - estimate)]]
         axes.errorbar([place], [estimate], reach, fmt=marker, color=colour, ms=9, capsize=5, lw=2)
         axes.annotate(label, (place, estimate), xytext=(12, 0), va="center", **_BESIDE)
-    axes.axhline(0, color="black", linewidth=0.8)
+    axes.axhline(0, color="black", linewidth=0.8, zorder=1)
     axes.set_xticks(range(len(gain["levels"])), [str(level["level"]) for level in gain["levels"]])
     axes.set_xlim(-0.5, max(len(gain["levels"]), 1) - 0.2)
     axes.margins(y=0.15)
@@ -517,9 +518,9 @@ def accept_chart(control: Mapping[str, Any], *, title: str = "How many tokens ea
         said = _accept_words(case)
         words.append(f"{case['title']}: {said}")
         if length is not None:
-            axes.barh(row, length, height=0.5, color="#9db4d6", edgecolor="#27477a")
+            axes.barh(row, length, height=0.5, color="#9db4d6", edgecolor="#27477a", zorder=0.5)
             rings = [r["accept_length"] for r in case["requests"] if r["accept_length"] is not None]
-            axes.plot(rings, [row] * len(rings), "o", mfc="white", mec="#27477a", ms=5)
+            axes.plot(rings, [row] * len(rings), "o", mfc="white", mec="#27477a", ms=5, zorder=2)
             axes.annotate(said, (max([length, *rings]), row), xytext=(8, 0), va="center", **_BESIDE)
         else:
             axes.annotate(said, (0, row), xytext=(8, 0), va="center", style="italic", **_BESIDE)
@@ -543,7 +544,7 @@ def _accept_marks(axes: Axes, most: int | None) -> None:
     marks = [(at, f"{word} below {at:g}", ":", "right" if at < 1.3 else "left") for at, word in _ACCEPT_MARKS]
     marks += [(float(most), f"most: {most}", "--", "center")] if most else []
     for at, said, style, side in marks:
-        axes.axvline(at, color="black", linewidth=0.8, linestyle=style)
+        axes.axvline(at, color="black", linewidth=0.8, linestyle=style, zorder=1)
         axes.annotate(
             said, (at, 1), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points", ha=side, fontsize=7
         )

@@ -87,7 +87,7 @@ def _level(live: Live, prompts: PromptSet, level: int, rounds: int, cap: int | N
     if live.gone:
         return _summary(level, len(asks), [], flushed=False, skipped=f"the server did not answer any more: {live.gone}")
     what = f"level {level}"
-    live.ask(f"{what} warm-up", [Ask.generate(prompts.warm_up, level=level)] * level, at_once=level)
+    live.ask(f"{what} warm-up", [Ask.generate(prompts.warm_up, level=level)] * level, at_once=level, quiet=True)
     flushed = live.flush()
     if not flushed and not live.gone:
         live.problems.append(f"{what}: the prefix cache could not be emptied; prompts may have been answered from it")

@@ -24,6 +24,9 @@ _KINDS = (
     ("math", re.compile(r"\bcompute\b|\bsolve\b|\bprove\b|\bhow many\b|\bequation\b|\d\s*[-+*/^]\s*\d", re.IGNORECASE)),
 )
 
+#: What a long prompt may hide and ask for: a model that reads all of it finds it.
+_HIDDEN = re.compile(r"\baccess code\b[^.\n]* is (\w+(?:-\w+)*)", re.IGNORECASE)
+
 _PROSE = (
     "the service answers after its weights are read",
     "a draft is cheap when the next word is plain",
@@ -74,6 +77,8 @@ def answer_tokens(prompt: str, most: int, *, ignore_eos: bool, variant: str = ""
     if kind == "count" and not variant:
         last = max((int(n) for n in re.findall(r"\b\d{1,5}\b", prompt)), default=100)
         full = tokens_of(", ".join(str(n) for n in range(1, max(last, 2) + 1)))
+    elif kind == "long" and not variant and (hidden := _HIDDEN.search(prompt)):
+        full = tokens_of(f"The access code is {hidden[1]}.")
     else:
         full = _text(kind, rng, rng.randint(300, 520))
     if ignore_eos:
