@@ -29,6 +29,13 @@ def test_what_is_the_same_shows_no_gain() -> None:
     assert found.low <= 1 <= found.high
 
 
+def test_of_many_comparisons_of_the_same_with_the_same_hardly_one_shows_a_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proofbook.measures.paired.DRAWS", 200)
+    found = [interval(arm(0.01, noise=0.1, seed=2 * n), arm(0.01, noise=0.1, seed=2 * n + 1)) for n in range(60)]
+    assert sum(1 for f in found if f is not None and f.low > 1) <= 2
+    assert sum(1 for f in found if f is not None and f.low <= 1 <= f.high) >= 56
+
+
 def test_the_same_numbers_give_the_same_interval() -> None:
     before, after = arm(0.010, seed=3), arm(0.009, seed=4)
     assert interval(before, after) == interval(before, after)

@@ -167,6 +167,18 @@ def test_a_service_that_cannot_be_reached_gives_an_empty_baseline(baseline: Call
     assert "the container is not running" in before.problems[0]
 
 
+def test_a_gain_over_a_baseline_that_has_nothing_is_not_measured(
+    baseline: Callable[..., Measurement], gain: Callable[[Measurement], Measurement], bench: Any
+) -> None:
+    bench.no_way = "the container is not running"
+    before = baseline()
+    bench.no_way = ""
+    after = gain(before)
+    assert after.value["not_measured_at"] == [1, 2]
+    assert all(level["complete"] for level in after.value["arm"]["levels"])
+    assert (after.value["fair"], after.value["agreement"]) == (None, [])
+
+
 def test_a_restart_under_the_load_is_in_the_arm(
     baseline: Callable[..., Measurement], bench: Any, facts: Callable[..., Any]
 ) -> None:
