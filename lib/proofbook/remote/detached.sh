@@ -92,6 +92,8 @@ report() {
   echo end
 }
 
+# WHY: to one who may not look, everything seems to be absent.
+[ -n "$prefix" ] || [ "$(id -u)" = 0 ] || { echo "this needs root" >&2; exit 64; }
 verb=${1-} run=${2-} step=${3-}
 case $run in '' | *[!A-Za-z0-9_.-]* | [!A-Za-z0-9]*) fail 64 "not an id of a run: $run" ;; esac
 case $verb:$step in clean:) ;; *:'' | *:*[!a-z0-9-]*) fail 64 "not the name of a step: $step" ;; esac

@@ -522,8 +522,8 @@ confirm() {
       [ ! -f "$base/outcomes/$id" ] || read -r s < "$base/outcomes/$id"
       case $s in "confirmed "*) return ;; *) fail 66 "nothing is known here of a change $id" ;; esac ;;
     armed)
-      each as_new
       [ -f "$d/installing" ] || fail 77 "it was not put in place"
+      each as_new
       put_state confirmed || fail 73 "$d cannot be written" ;;
     confirmed) ;;
     *) fail 77 "a change that is $state cannot be confirmed" ;;
@@ -544,6 +544,8 @@ clean() {
 # ----------------------------------------------------------------------------------------------------------------
 
 main() {
+  # WHY: to one who may not look, everything seems to be absent.
+  [ -n "$prefix" ] || [ "$(id -u)" = 0 ] || { echo "this needs root" >&2; exit 64; }
   verb=${1-} id=${2-}
   d=
   all=$base/changes

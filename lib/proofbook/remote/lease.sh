@@ -124,6 +124,8 @@ use() {
   [ "${by#run=}" = "$2" ] || fail 76 "the approval was used by run ${by#run=}"
 }
 
+# WHY: to one who may not look, everything seems to be absent.
+[ -n "$prefix" ] || [ "$(id -u)" = 0 ] || { echo "this needs root" >&2; exit 64; }
 verb=${1-}
 [ $# -eq 0 ] || shift
 case $verb/$# in

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
 from proofbook import remote
+from proofbook.lab.sim import change_agents
 from proofbook.lab.sim.os_state import Container
 from proofbook.lab.sim.shell import Answer, Context, said, write_file
 from proofbook.lab.sim.vfs import FileNode
@@ -21,7 +22,7 @@ Program = Callable[[Context, list[str]], Answer | Awaitable[Answer]]
 
 def recognise(text: str) -> Program | None:
     """The answer to one of the known programs; None for any other."""
-    return _PROGRAMS.get(text)
+    return _PROGRAMS.get(text) or change_agents.PROGRAMS.get(text)
 
 
 def _read_files(ctx: Context, patterns: list[str]) -> Answer:

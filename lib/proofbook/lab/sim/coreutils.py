@@ -86,6 +86,9 @@ def _tail(ctx: Context, argv: list[str]) -> Answer:
     found, errors = _inputs(ctx, "tail", words)
     count, out = options.get("n", "10"), b""
     for _, data in found:
+        if (of_bytes := options.get("c", "")).startswith("+"):
+            out += data[int(of_bytes) - 1 :]
+            continue
         lines = _lines(data)
         kept = lines[int(count) - 1 :] if count.startswith("+") else lines[-int(count) :] if int(count) else []
         out += "".join(kept).encode("utf-8", "surrogateescape")

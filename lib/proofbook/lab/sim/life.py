@@ -11,7 +11,7 @@ import pickle
 import uuid
 from collections.abc import Mapping, Sequence
 
-from proofbook.lab.sim import fault_lines, faults, serving, units
+from proofbook.lab.sim import changing, fault_lines, faults, serving, units
 from proofbook.lab.sim.os_state import Boot, Entry, Event, KernelLine, Machine, Process, System, Unit
 from proofbook.lab.sim.render_kernel import kernel_boot_lines
 from proofbook.lab.standin.startlog import dated
@@ -372,6 +372,26 @@ class Life:
         for target in ("multi-user.target", "graphical.target"):
             self.start(system, system.units[target])
         self.pid1(system, f"Startup finished in {detail}.", catalogue=_STARTUP)
+        changing.at_boot(self, system)
+
+    # ----------------------------------------------------------------------------- changes under guard, steps
+
+    def reload(self, system: System) -> None:
+        """systemd reads its units again."""
+        faults.at_reload(self, system)
+        for name, unit in system.units.items():
+            units.load(system, name, unit)
+        self.pid1(system, "Reload requested from client PID 4242 ('systemctl')...")
+        self.pid1(system, "Reloading finished in 214 ms.")
+
+    def on_guard_due(self, name: str, run_id: str) -> None:
+        changing.due(self, self.machine.system(name), run_id)
+
+    def on_guard_goes_on(self, name: str, run_id: str) -> None:
+        changing.goes_on(self, self.machine.system(name), run_id)
+
+    def on_step_ends(self, name: str, folder: str, late: bool) -> None:
+        changing.step_ends(self, self.machine.system(name), folder, late=late)
 
     # --------------------------------------------------------------------------------------- container
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
-from proofbook.lab.sim import faults, units
+from proofbook.lab.sim import units
 from proofbook.lab.sim.os_state import Unit
 from proofbook.lab.sim.shell import Answer, Context, said
 
@@ -449,11 +449,7 @@ def _kill(ctx: Context, names: list[str], options: dict[str, str]) -> Answer:
 
 
 def _daemon_reload(ctx: Context, names: list[str], options: dict[str, str]) -> Answer:
-    faults.at_reload(ctx.life, ctx.system)
-    for name, unit in ctx.system.units.items():
-        units.load(ctx.system, name, unit)
-    ctx.life.pid1(ctx.system, "Reload requested from client PID 4242 ('systemctl')...")
-    ctx.life.pid1(ctx.system, "Reloading finished in 214 ms.")
+    ctx.life.reload(ctx.system)
     return said()
 
 
