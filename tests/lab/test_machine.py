@@ -61,7 +61,7 @@ def test_a_journal_entry_has_the_fields_of_a_real_one(healthy: Any) -> None:
     line = f"pct exec 102 -- journalctl -o json --no-pager _SYSTEMD_INVOCATION_ID={invocation} + INVOCATION_ID={invocation}"
     found = entries(healthy, line)
     started, ready = found[0], found[-1]
-    assert started["MESSAGE"] == f"Started {UNIT} - SGLang Qwen3.5-122B-A10B BF16 (MTP enabled)."
+    assert started["MESSAGE"] == f"Started {UNIT} - SGLang Qwen3.5-122B-A10B BF16."
     assert (started["_PID"], started["UNIT"], started["SYSLOG_IDENTIFIER"], started["_TRANSPORT"]) == (
         "1",
         UNIT,
@@ -138,7 +138,7 @@ def test_an_edited_unit_takes_effect_when_systemd_says_so(bench: Callable[[str],
     machine.say(f"pct exec 102 -- mkdir -p /etc/systemd/system/{UNIT}.d")
     assert machine.argv("pct", "exec", "102", "--", *put.argv, stdin=text).status == 0
     assert shown(machine, "NeedDaemonReload,Environment") == {
-        "Environment": "NCCL_P2P_DISABLE=1 SGLANG_ENABLE_SPEC_V2=1",
+        "Environment": "NCCL_P2P_DISABLE=1",
         "NeedDaemonReload": "yes",
     }
     machine.say("pct exec 102 -- systemctl daemon-reload")

@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
 from proofbook import remote
-from proofbook.lab.sim import change_agents
+from proofbook.lab.sim import change_agents, looking
 from proofbook.lab.sim.os_state import Container
 from proofbook.lab.sim.shell import Answer, Context, said, write_file
 from proofbook.lab.sim.vfs import FileNode
+from proofbook.remote.looking import SGLANG_VERSION, VERIFY_UNIT
 
 Program = Callable[[Context, list[str]], Answer | Awaitable[Answer]]
 
@@ -147,4 +148,6 @@ _PROGRAMS: dict[str, Program] = {
     remote.OPEN_DEVICES: _open_devices,
     remote.CU_INIT: _cu_init,
     remote.PUT: _put,
+    VERIFY_UNIT: looking.verify_unit,
+    SGLANG_VERSION: looking.sglang_version,
 }

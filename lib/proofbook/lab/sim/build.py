@@ -10,12 +10,23 @@ import uuid
 from typing import Any
 
 from proofbook.errors import LabError
-from proofbook.lab.sim import boards, faults, units
+from proofbook.lab.sim import boards, checkpoint, faults, units
 from proofbook.lab.sim.life import Life
 from proofbook.lab.sim.os_state import Container, Fault, Machine, System, Timing, User
 from proofbook.lab.sim.state import Hardware
+from proofbook.lab.sim.vfs import FileNode
 
 _BOARDS = {"four-gpu-epyc": boards.four_gpu_epyc, "eight-gpu-epyc": boards.eight_gpu_epyc}
+
+#: What the Python of a container's services has installed.
+_PACKAGES = {
+    "sglang": "0.5.10",
+    "torch": "2.9.1",
+    "transformers": "5.3.0",
+    "flashinfer-python": "0.6.7",
+    "sgl-kernel": "0.3.21",
+    "xgrammar": "0.1.32",
+}
 
 _DAY = 86400.0
 _MULTI_USER = "\n[Install]\nWantedBy=multi-user.target\n"
@@ -165,6 +176,11 @@ def _container(table: dict[str, Any], seed: str, board: Hardware) -> Container:
         os_release='PRETTY_NAME="Ubuntu 24.04.3 LTS"\nID=ubuntu\nVERSION_ID="24.04"\n',
     )
     container.config = _pct_config(table, board)
+    container.address = table.get("address", "10.20.30.174")
+    container.packages = {**_PACKAGES, **table.get("packages", {})}
+    container.page_cache = dict.fromkeys(table.get("cached", []), 1.0)
+    for model in table.get("models", []):
+        container.files |= checkpoint.files(model["path"], mtp=model.get("mtp", True))
     _add_units(container, _CONTAINER_UNITS)
     _add_targets(container)
     for service in table.get("services", []):
@@ -181,7 +197,8 @@ def _pct_config(table: dict[str, Any], board: Hardware) -> str:
         f"hostname: {table['hostname']}",
         "memory: 393216",
         "mp0: /tank/models,mp=/models",
-        "net0: name=eth0,bridge=vmbr0,hwaddr=BC:24:11:5E:02:66,ip=10.20.30.174/24,gw=10.20.30.1,type=veth",
+        "net0: name=eth0,bridge=vmbr0,hwaddr=BC:24:11:5E:02:66,"
+        f"ip={table.get('address', '10.20.30.174')}/24,gw=10.20.30.1,type=veth",
         f"onboot: {int(table.get('onboot', True))}",
         "ostype: ubuntu",
         f"rootfs: local-zfs:subvol-{table['id']}-disk-0,size=256G",
@@ -196,11 +213,18 @@ def _pct_config(table: dict[str, Any], board: Hardware) -> str:
 def _service(container: Container, table: dict[str, Any]) -> None:
     """A service of the scenario: its unit file is written, enabled and loaded, as an administrator would."""
     environment = "".join(f"Environment={k}={v}\n" for k, v in table.get("environment", {}).items())
+    for path in table.get("environment_files", {}):
+        environment += f"EnvironmentFile=-{path}\n"
+        units.write(container, path, table["environment_files"][path])
+    settings = "".join(f"{k}={v}\n" for k, v in table.get("settings", {}).items())
+    program = table["command"].split()[0]
+    if program.startswith("/"):
+        container.files.setdefault(program, FileNode("file", b"\x7fELF", mode=0o755))
     arguments = " ".join([table["command"], *table.get("args", [])])
     text = (
         f"[Unit]\nDescription={table['description']}\nAfter=network-online.target\nWants=network-online.target\n\n"
         f"[Service]\nType=simple\n{environment}ExecStart={arguments}\nRestart=on-failure\nRestartSec=10\n"
-        f"SyslogIdentifier={table['name'].removesuffix('.service')}\nTimeoutStopSec=120\n{_MULTI_USER}"
+        f"SyslogIdentifier={table['name'].removesuffix('.service')}\nTimeoutStopSec=120\n{settings}{_MULTI_USER}"
     )
     units.write(container, f"/etc/systemd/system/{table['name']}", text)
     units.enable(container, table["name"])

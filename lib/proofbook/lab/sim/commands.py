@@ -49,7 +49,8 @@ def make_shell() -> Shell:
             return said("Python 3.13.5\n")
         if serving.is_sglang(argv) and {"-h", "--help"} & set(argv):
             await ctx.until(lambda: False, 6.0)
-            return said(arguments.help_text(ctx.system.packages.get("sglang", "0.5.10")))
+            version, columns = ctx.system.packages.get("sglang", "0.5.10"), ctx.env.get("COLUMNS", "80")
+            return said(arguments.help_text(version, int(columns)))
         ctx.note_unknown(" ".join(argv))
         return said(error="lab: this simulated machine runs no Python programs\n", status=127)
 

@@ -4,7 +4,7 @@
 
     title = "A GPU is gone after the reboot"
     wrong = "One sentence for people."
-    base = "four-gpu-hypervisor"            # scenarios/bases/<base>.toml: [machine], [clock], [intent]
+    base = "four-gpu-hypervisor"            # scenarios/bases/<base>.toml: [machine], [clock], [intent], perhaps a base of its own
     [[faults]]                              # kind, when = "always" | "after-reboot", and the kind's own parameters
     [machine]  [clock]  [intent]            # laid over the base: tables are merged, lists replaced
     [expect.reboot-verification]            # parameters, verdict, status, exit_code
@@ -102,7 +102,10 @@ def _folder() -> Traversable:
 
 @lru_cache
 def _base(name: str) -> Table:
-    return _read(_folder() / "bases" / f"{name}.toml")
+    """A base; it may stand on another one."""
+    table = _read(_folder() / "bases" / f"{name}.toml")
+    below = table.pop("base", "")
+    return merged(_base(below), table) if below else table
 
 
 def _read(path: Traversable) -> Table:

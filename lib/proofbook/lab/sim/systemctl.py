@@ -387,11 +387,13 @@ def _each(ctx: Context, names: list[str], act: Callable[[Unit], str]) -> Answer:
             continue
         ctx.system.units.setdefault(name, unit)
         errors += act(unit)
-    return said(error=errors, status=5 if "not found" in errors else 0)
+    return said(error=errors, status=5 if "not found" in errors else 1 if "bad unit file setting" in errors else 0)
 
 
 def _start(ctx: Context, names: list[str], options: dict[str, str]) -> Answer:
     def start(unit: Unit) -> str:
+        if unit.load == "bad-setting":
+            return f"Failed to start {unit.name}: Unit {unit.name} has a bad unit file setting.\n"
         if unit.active not in ("active", "activating"):
             unit.n_restarts = 0
             ctx.life.start(ctx.system, unit)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from proofbook.lab.sim.os_state import System, Unit
 from proofbook.lab.sim.vfs import FileNode, link
@@ -43,20 +45,74 @@ def drop_in_paths(system: System, name: str) -> list[str]:
     return [by_name[n] for n in sorted(by_name)]
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One setting of a unit file, continuations joined; ``number`` is that of its last line, as systemd counts it."""
+
+    number: int
+    text: str
+
+
+def logical_lines(text: str) -> Iterator[Line]:
+    """The settings and section heads of a unit file.
+
+    WHY so: a backslash continues a line only as its very last character; a comment inside a continuation is left out, and the
+    continuation goes on.
+    """
+    joined = ""
+    number = 0
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.lstrip()[:1] in ("#", ";"):
+            continue
+        if line.endswith("\\"):
+            joined += line[:-1] + " "
+            continue
+        whole, joined = (joined + line).strip(), ""
+        if whole:
+            yield Line(number, whole)
+    if joined.strip():
+        yield Line(number, joined.strip())
+
+
 def parse(text: str) -> Sections:
-    """Sections of (key, value) in order; continuation lines joined, comments left out."""
+    """Sections of (key, value) in order; what is no setting is left out."""
     sections: Sections = {}
     current: list[tuple[str, str]] = []
-    for line in re.sub(r"\\\n\s*", " ", text).splitlines():
-        line = line.strip()
-        if not line or line[0] in "#;":
-            continue
-        if line.startswith("[") and line.endswith("]"):
-            current = sections.setdefault(line[1:-1], [])
-        elif "=" in line:
-            key, _, value = line.partition("=")
+    for line in logical_lines(text):
+        if line.text.startswith("[") and line.text.endswith("]"):
+            current = sections.setdefault(line.text[1:-1], [])
+        elif "=" in line.text:
+            key, _, value = line.text.partition("=")
             current.append((key.strip(), value.strip()))
     return sections
+
+
+def dangling_escape(text: str) -> bool:
+    """Whether a value ends in a lone backslash: meant as a continuation, and followed by a blank."""
+    return (len(text) - len(text.rstrip("\\"))) % 2 == 1
+
+
+def split(value: str) -> list[str]:
+    """The words of a command line as systemd takes them apart; a lone backslash at the end stays as a word."""
+    if dangling_escape(value):
+        return [*split(value[:-1]), "\\"]
+    try:
+        return shlex.split(value)
+    except ValueError:  # quotes that do not end: systemd ignores the line
+        return []
+
+
+def exec_starts(texts: Iterable[str]) -> tuple[list[list[str]], str]:
+    """(the commands that ``ExecStart=`` names in all files of a unit, the unit's type)."""
+    starts: list[list[str]] = []
+    kind = "simple"
+    for text in texts:
+        for key, value in parse(text).get("Service", []):
+            if key == "Type":
+                kind = value
+            elif key == "ExecStart":
+                starts = [*starts, split(value.lstrip("-@:+!"))] if value else []  # an empty value takes back the ones before
+    return [s for s in starts if s], kind
 
 
 def load(system: System, name: str, known: Unit | None = None) -> Unit | None:
@@ -67,9 +123,13 @@ def load(system: System, name: str, known: Unit | None = None) -> Unit | None:
     unit = known or Unit(name=name, description=name)
     unit.fragment, unit.drop_ins = path, drop_in_paths(system, name)
     unit.description, unit.type, unit.restart, unit.restart_s, unit.identifier = name, "simple", "no", 0.1, ""
-    unit.exec_start, unit.environment, unit.environment_files = [], {}, []
+    unit.environment, unit.environment_files = {}, []
     unit.kill_mode, unit.timeout_stop_s = "control-group", 90.0
-    for text in filter(None, (text_of(system, p) for p in [path, *unit.drop_ins])):
+    texts = [t for t in (text_of(system, p) for p in [path, *unit.drop_ins]) if t]
+    starts, kind = exec_starts(texts)
+    unit.exec_start = starts[0] if starts else []
+    unit.load = "bad-setting" if len(starts) > 1 and kind != "oneshot" else "loaded"
+    for text in texts:
         sections = parse(text)
         for key, value in [*sections.get("Unit", []), *sections.get("Service", [])]:
             _apply(system, unit, key, value)
@@ -93,12 +153,10 @@ def _apply(system: System, unit: Unit, key: str, value: str) -> None:
         unit.kill_mode = value
     elif key == "SyslogIdentifier":
         unit.identifier = value
-    elif key == "ExecStart":
-        unit.exec_start = shlex.split(value.lstrip("-@:+!")) if value else []  # an empty value takes back the ones before
     elif key == "Environment":
         if not value:
             unit.environment = {}
-        unit.environment.update((k, v) for k, e, v in (w.partition("=") for w in shlex.split(value)) if e)
+        unit.environment.update((k, v) for k, e, v in (w.partition("=") for w in split(value)) if e)
     elif key == "EnvironmentFile":
         unit.environment_files = [*unit.environment_files, value] if value else []
         text = text_of(system, value.lstrip("-")) or ""

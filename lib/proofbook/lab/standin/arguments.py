@@ -109,9 +109,16 @@ def parser(version: str) -> argparse.ArgumentParser:
     return made
 
 
-def help_text(version: str) -> str:
-    """What ``--help`` prints."""
-    return parser(version).format_help()
+def help_text(version: str, columns: int = 80) -> str:
+    """What ``--help`` prints on a terminal of so many columns."""
+    made = parser(version)
+    formatter = argparse.HelpFormatter(made.prog, width=columns - 2)
+    formatter.add_usage(None, made._actions, made._mutually_exclusive_groups)
+    for group in made._action_groups:
+        formatter.start_section(group.title)
+        formatter.add_arguments(group._group_actions)
+        formatter.end_section()
+    return formatter.format_help()
 
 
 def parse(argv: Sequence[str], version: str) -> dict[str, Any]:
