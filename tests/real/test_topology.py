@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import lzma
+import os
+import socket
+from pathlib import Path
 
 import pytest
 
 from proofbook.errors import BadParameter, LabError
 from proofbook.lab import real
-from proofbook.lab.real import debian, kernel, packages, topology
+from proofbook.lab.real import debian, image, kernel, packages, settings, topology, vm
 from proofbook.lab.real.guest.nvidia_smi import uuid
 from proofbook.lab.real.kernel import _cpio, _uncompressed
 
@@ -101,3 +104,26 @@ def test_a_kernel_comes_out_of_its_image_or_is_refused() -> None:
         _uncompressed(bzimage(lzma.compress(b"something else")))
     with pytest.raises(LabError, match="does not know"):
         _uncompressed(bzimage(b"123456789"))
+
+
+def test_old_builds_go_unless_a_machine_uses_one(tmp_path: Path) -> None:
+    oldest, used, newest = (tmp_path / f"kernel-bookworm-{name}" for name in ("a", "b", "c"))
+    for folder in (oldest, used, newest):
+        folder.mkdir()
+    descriptor = image.use(used)
+    image.remove_others(newest, "kernel-bookworm-*")
+    assert [folder.exists() for folder in (oldest, used, newest)] == [False, True, True]
+    os.close(descriptor)
+    image.remove_others(newest, "kernel-bookworm-*")
+    assert [path.name for path in tmp_path.iterdir()] == [newest.name]
+
+
+def test_a_machine_keeps_its_port_and_none_is_the_kernels_to_give(tmp_path: Path) -> None:
+    who = settings.identity(tmp_path)
+    port = vm._free_port(who)
+    assert port < int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    who.trust("127.0.0.1", port)
+    assert vm._free_port(who) == port
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        assert vm._free_port(who) != port

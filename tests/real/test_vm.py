@@ -24,7 +24,7 @@ from proofbook.probes.nvidia import Driver, Gpus
 from proofbook.probes.pci import PciDevices
 
 from .conftest import UNMAPPED, VirtualMachine, until, vm_in
-from .contract import A_VM, EVERYWHERE, PROBES, Simulated, ask, rows, unexplained
+from .contract import A_VM, EVERYWHERE, Simulated, ask, rows, unexplained
 from .runs import Told, reboot_verification
 
 pytestmark = pytest.mark.vm
@@ -217,7 +217,7 @@ def test_another_kernel_command_line(machine: VirtualMachine, tmp_path: Path) ->
 
 
 def test_a_service_that_crashes_again_and_again(machine: VirtualMachine, tmp_path: Path) -> None:
-    broken = '[Unit]\nStartLimitIntervalSec=0\n[Service]\nExecStartPre=/bin/sh -c "exit 3"\n'
+    broken = '[Unit]\nStartLimitIntervalSec=0\n[Service]\nRestartSec=3\nExecStartPre=/bin/sh -c "exit 3"\n'
     machine.write(f"/etc/systemd/system/{UNIT}.d/broken.conf", broken)
     machine.sh("systemctl daemon-reload; sync")
     told = verify(machine, tmp_path)
@@ -298,7 +298,7 @@ def test_journald_stopped_while_we_look(machine: VirtualMachine, tmp_path: Path)
 
 def test_a_vm_answers_as_the_simulated_machine_does(machine: VirtualMachine, simulated: Simulated) -> None:
     with machine.transport() as transport:
-        real = ask(PROBES, transport.gather)
-    assert unexplained(rows(simulated.results, real.results), EVERYWHERE + A_VM) == []
-    for probe, why in simulated.unknown.items():
+        real = ask(transport.gather, simulated=False)
+    assert unexplained(rows(simulated["root"], real), EVERYWHERE + A_VM) == []
+    for probe, why in simulated["root"].unknown.items():
         assert bool(why) == bool(real.unknown[probe]), (probe, why, real.unknown[probe])
