@@ -26,7 +26,7 @@ from proofbook.model import Command, Probe, Result, command
 from proofbook.probes import Answer, drive
 from proofbook.transports.ssh import SshTransport
 
-from .contract import PROBES, Simulated, ask
+from .contract import Said, Simulated, ask
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -182,17 +182,26 @@ def machine_in(folder: Path, name: str) -> Iterator[Machine]:
         machine.box.down()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
+    """What simulated machines say: to ``root``, and to an ``ordinary`` login that has logged in before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROOFBOOK_LAB_DIR", str(tmp_path_factory.mktemp("simulated")))
-        transport, _ = connect(load_inventory().resolve("lab:healthy"))
         try:
-            transport.open()
-            yield ask(PROBES, transport.gather)
+            yield {"root": _asked("healthy", root=True), "ordinary": _asked("no-dmesg-permission", root=False)}
         finally:
-            transport.close()
             client.stop()
+
+
+def _asked(scenario: str, *, root: bool) -> Said:
+    transport, _ = connect(load_inventory().resolve(f"lab:{scenario}"))
+    transport.open()
+    transport.close()  # the first login is on record when the second one asks
+    transport.reopen()
+    try:
+        return ask(transport.gather, simulated=True, root=root)
+    finally:
+        transport.close()
 
 
 @pytest.fixture(scope="module")

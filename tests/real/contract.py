@@ -1,103 +1,255 @@
 """What the simulated lab says, held against what a real machine says to the very same commands.
 
-The commands are those that the probes themselves ask; nobody keeps a list of them. Two answers are compared by their shape: exit
-status, the names and kinds of values, the fields of a journal's entries, the order of a table; never by what they happen to say.
+Nobody keeps a list of the commands: every probe that there is gets asked, on the simulated machine and on a real one, and what
+it asks for is compared. Two answers are compared by their shape: exit status, the names and kinds of values, the fields of a
+journal's entries, the order of a table; never by what they happen to say. What cannot be compared carries its reason, below.
+
+What the comparison found, and what was mended for it:
+
+* journalctl told an ordinary login nothing in the lab. A real one shows it its own entries, lists "its" boots, and with
+  ``-o json`` keeps silent about the rest: a shutdown was judged from them. The probes now know such an answer; the lab gives it.
+* journalctl ends with 1 and no word where it has no cursor to show yet: a start was unknown until its first line came. Probe and
+  lab know it; behind a cursor with nothing new, the lab shows that cursor again, as it is there.
+* journald's own lines had no user id in the lab.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import json
+import pkgutil
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
+import proofbook.probes
+from proofbook import remote
+from proofbook.host import IDENTIFY
+from proofbook.intent import ContainerSpec
 from proofbook.model import Command, Probe, Result
-from proofbook.probes import drive
-from proofbook.probes.access import Access, Logins
-from proofbook.probes.boot import Boots
-from proofbook.probes.boot import Machine as MachineProbe
-from proofbook.probes.iommu import IommuGroups
-from proofbook.probes.journal import UnitJournal, _Raw
-from proofbook.probes.kernel_log import KernelLog
-from proofbook.probes.nvidia import ComputeApps, Driver, Gpus
-from proofbook.probes.pci import PciDevices
-from proofbook.probes.service import Endpoint
-from proofbook.probes.systemd import FailedUnits, RunningServices, SystemState, UnitProcess, UnitState
-
-Gather = Callable[[Any], Any]
+from proofbook.probes.base import Gather, drive, inside
+from proofbook.probes.boot import Machine
+from proofbook.probes.journal import _Raw
+from proofbook.probes.systemd import UnitState
 
 _NUMBERED = (
     (re.compile(r"\b[0-9a-f]{32}\b"), "<id>"),
     (re.compile(r"/proc/\d+"), "/proc/<pid>"),
+    (re.compile(r"--after-cursor=\S+"), "--after-cursor=<cursor>"),
+    (re.compile(r"(?:/(?:etc|run|lib|usr/lib)/systemd/system/\S+ ?)+"), "<unit files>"),
+    (re.compile(r"(?:(/proc/<pid>/\w+) ?)(?: ?/proc/<pid>/\w+)*"), r"\1"),
+    (re.compile(r"(?:/sys/fs/cgroup/\S+ ?)+"), "<control groups>"),
+    (re.compile(r"env (?:\w+=\S* )+\S*/python3? (?:-c .*|-m (\S+) .*)", re.S), r"<the server's own Python> \1"),
 )
+
+
+# ------------------------------------------------------------------------------------------------ what is asked
+
+#: The simulated machine runs its server in this container; a real one runs it by itself.
+LLM_TWO = ContainerSpec(name="llm-two", kind="pct", id="102", devices=("/dev/nvidia0", "/dev/nvidiactl"))
+SERVICE = "sglang-qwen.service"
+
+
+@dataclass(frozen=True)
+class AsItIs:
+    """An edit of a unit that changes nothing."""
+
+    also: tuple[str, ...] = ()
+
+    def files(self, now: Any) -> Mapping[str, bytes]:
+        return {}
+
+
+#: What the probes' parameters are, by name. What is true of one subject only stands in SUBJECTS.
+EVERYWHERE_SAME: Mapping[str, Any] = {
+    "container": None,
+    "boot": "0",
+    "path": "/etc",
+    "port": 30000,
+    "url": "http://127.0.0.1:1/health",
+    "spec": LLM_TWO,
+    "edit": AsItIs(),
+    "also": (),
+    "after": "",
+    "run_id": "20260408T150412Z-3f2a",
+    "step": "reload",
+}
+
+
+def subjects(*, simulated: bool, root: bool) -> dict[str, Mapping[str, Any]]:
+    """What is asked about, by name: the same on both machines, though not in the same place. Only root enters a container."""
+    here = LLM_TWO if simulated else None
+    server = {"the server": {"unit": SERVICE, "container": here, "url": "http://127.0.0.1:30000"}} if root else {}
+    return {**server, "sshd": {"unit": "ssh.service"}, "nothing": {"unit": "no-such.service", "path": "/no-such-folder"}}
+
+
+@dataclass(frozen=True)
+class Directly(Probe[None]):
+    """What a connection asks about the machine itself, and what is asked of containers alone, asked of the machine."""
+
+    container: ContainerSpec | None = None
+    name: ClassVar[str] = "Directly"
+
+    def ask(self) -> Generator[Sequence[Command], Sequence[Result], None]:
+        yield [*IDENTIFY]
+        yield [inside(self.container, remote.open_devices("/dev/null", "/dev/no-such")), inside(self.container, remote.cu_init())]
+
+
+def every_probe() -> list[type[Probe[Any]]]:
+    """Every class of probe that there is, and the questions that are asked without one."""
+    for module in pkgutil.iter_modules(proofbook.probes.__path__):
+        importlib.import_module(f"proofbook.probes.{module.name}")
+    found = [c for c in _below(Probe) if c.__module__.startswith("proofbook.probes.")]
+    return [*sorted(found, key=lambda c: c.name), Directly]
+
+
+def _below(kind: type[Any]) -> list[type[Any]]:
+    return [c for below in kind.__subclasses__() for c in (below, *_below(below))]
+
+
+def made(kind: type[Probe[Any]], known: Mapping[str, Any]) -> Probe[Any]:
+    """A probe of a kind. Raises LookupError for a parameter that nobody here knows a value of."""
+    wanted = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    if missing := [name for name in wanted if name not in known]:
+        raise LookupError(f"{kind.__name__} wants {', '.join(missing)}: say in EVERYWHERE_SAME or subjects() what that is")
+    return kind(**{name: known[name] for name in wanted})
+
+
+# ------------------------------------------------------------------------------------------------ asking
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one machine said, by what was asked of it ("UnitState of sshd"): question and answer, one after the other; and why
+    the value is unknown ("" when it is known).
+    """
+
+    results: dict[str, list[tuple[str, Result]]]
+    unknown: dict[str, str]
+
+    @property
+    def questions(self) -> set[str]:
+        return {asked for results in self.results.values() for asked, _ in results}
+
+
+Simulated = dict[str, Said]
+
+
+def question(command: Command, *, root: bool) -> str:
+    """A command without what differs from machine to machine; a program of ours by its name; the same in a container.
+
+    To a login that is not root, a command that wants to be is another question than the same one that does not.
+    """
+    argv = command.argv
+    if argv[:2] == ("pct", "exec"):
+        argv = argv[4:]
+    if argv[:2] == ("sh", "-c"):
+        argv = argv[3:]
+    if argv[0].endswith("python3") and argv[1:2] == ("-c",):
+        argv = ("python3", "<program>", *argv[3:])
+    text = " ".join(argv if root or not command.root else ("sudo", *argv))
+    for pattern, name in _NUMBERED:
+        text = pattern.sub(name, text)
+    return text.strip()
+
+
+def ask(gather: Gather, *, simulated: bool, root: bool = True) -> Said:
+    """Every probe about every subject; one that hands out a place to go on from is asked from there too."""
+    about = subjects(simulated=simulated, root=root)
+    machine = Machine()
+    states = {subject: made(UnitState, {**EVERYWHERE_SAME, **values}) for subject, values in about.items()}
+    first = drive([machine, *states.values()], gather)
+    boot = {"boot_id": getattr(first[machine].value, "boot_id", "0" * 32)}
+    asked: dict[str, Probe[Any]] = {}
+    for subject, values in about.items():
+        invocation = {"invocation": getattr(first[states[subject]].value, "invocation_id", "") or "0" * 32}
+        for kind in every_probe():
+            asked[f"{kind.__name__} of {subject}"] = made(kind, {**EVERYWHERE_SAME, **boot, **invocation, **values})
+    answers = dict(drive(asked.values(), gather))
+    further = {
+        f"{name}, from there on": dataclasses.replace(probe, after=cursor)  # type: ignore[type-var]
+        for name, probe in asked.items()
+        if (cursor := getattr(answers[probe].value, "cursor", ""))
+    }
+    answers |= drive(further.values(), gather)
+    said = {name: answers[probe] for name, probe in (asked | further).items()}
+    results = {name: [(question(r.command, root=root), r) for r in answer.results] for name, answer in said.items()}
+    return Said(results, {name: answer.unknown for name, answer in said.items()})
+
+
+# ------------------------------------------------------------------------------------------------ comparing
 
 
 @dataclass(frozen=True)
 class Row:
-    """A question, as both machines were asked it, and their answers."""
+    """A question, as both machines were asked it, and their answers; None where a machine was not asked."""
 
     question: str
     simulated: Result | None
     real: Result | None
 
 
-def question(command: Command) -> str:
-    """A command without what differs from machine to machine; a program of ours by its name."""
-    argv = command.argv[3:] if command.argv[:2] == ("sh", "-c") else command.argv
-    if command.argv[:2] == ("python3", "-c"):
-        argv = ("python3", "<program>", *command.argv[3:])
-    text = " ".join(argv)
-    for pattern, name in _NUMBERED:
-        text = pattern.sub(name, text)
-    return text
+def rows(simulated: Said, real: Said) -> list[Row]:
+    """Every answer of one beside that of the other to the same question about the same subject; equal pairs once."""
+    found: dict[tuple[int, int], Row] = {}
+    for name in sorted({*simulated.results, *real.results}):
+        here, there = (_by_question(said.results.get(name, [])) for said in (simulated, real))
+        for asked in sorted({*here, *there}):
+            ours, theirs = here.get(asked, [None]), there.get(asked, [None])
+            # One may have more processes than the other: each is compared with one of the other's all the same.
+            for n in range(max(len(ours), len(theirs))):
+                a, b = ours[n % len(ours)], theirs[n % len(theirs)]
+                found.setdefault((id(a), id(b)), Row(asked, a, b))
+    return list(found.values())
 
 
-@dataclass(frozen=True)
-class Said:
-    """What one machine said: question → answer, and probe → why its value is unknown ("" when it is known)."""
-
-    results: dict[str, Result]
-    unknown: dict[str, str]
-
-
-Simulated = Said
-
-
-def ask(probes: Iterable[Probe[Any]], gather: Gather) -> Said:
-    answers = drive(list(probes), gather)
-    results = {question(r.command): r for a in answers.values() for r in a.results}
-    return Said(results, {repr(probe): answer.unknown for probe, answer in answers.items()})
-
-
-def rows(simulated: Mapping[str, Result], real: Mapping[str, Result]) -> list[Row]:
-    return [Row(q, simulated.get(q), real.get(q)) for q in sorted({*simulated, *real})]
+def _by_question(results: Sequence[tuple[str, Result]]) -> dict[str, list[Result | None]]:
+    found: dict[str, list[Result | None]] = {}
+    for asked, result in results:
+        found.setdefault(asked, []).append(result)
+    return found
 
 
 def differences(row: Row) -> list[str]:
     """How the shapes of the two answers differ; empty when they agree."""
     a, b = row.simulated, row.real
-    assert a is not None and b is not None
+    if a is None or b is None:
+        return ["only real" if a is None else "only simulated"]
     if a.exit_status != b.exit_status:
         return [f"exit status {a.exit_status} simulated, {b.exit_status} real"]
-    words = row.question.split()
+    if bool(a.trouble) != bool(b.trouble):
+        return [f"trouble {a.trouble!r} simulated, {b.trouble!r} real"]
+    return [*_complaints(a.error_text, b.error_text), *_answers(row.question, a.text, b.text)]
+
+
+def _complaints(simulated: str, real: str) -> Iterator[str]:
+    if bool(simulated.strip()) != bool(real.strip()):
+        yield f"stderr {simulated[:100]!r} simulated, {real[:100]!r} real"
+
+
+def _answers(asked: str, simulated: str, real: str) -> list[str]:
+    words = asked.removeprefix("sudo ").split()
     if words[:2] == ["systemctl", "show"]:
-        return list(_properties(_pairs(a.text), _pairs(b.text)))
-    if "-o json" in row.question:
-        return list(_entries(a.text, b.text))
+        return list(_properties(_pairs(simulated), _pairs(real)))
+    if words[0] == "journalctl" and not (simulated.strip() and real.strip()):
+        return [] if simulated.strip() == real.strip() else [f"{simulated[:60]!r} simulated, {real[:60]!r} real"]
+    if "-o json" in asked:
+        return list(_entries(simulated, real))
     if words[:2] == ["systemctl", "list-units"]:
-        return list(_table(a.text, "simulated")) + list(_table(b.text, "real"))
+        return [*_table(simulated, "simulated"), *_table(real, "real")]
     if "--list-boots" in words:
-        return list(_boots(a.text, "simulated")) + list(_boots(b.text, "real"))
+        return [*_boots(simulated, "simulated"), *_boots(real, "real")]
     if words[0] == "proofbook-read-files":
-        return list(_files(a.text, b.text))
+        return list(_files(simulated, real))
     if words[0] == "dmesg":
-        return [f"{who}: {line!r}" for who, r in (("simulated", a), ("real", b)) for line in _strange_kernel_lines(r.text)]
-    if kind(a.text.strip()) != kind(b.text.strip()):
-        return [f"{kind(a.text.strip())} simulated, {kind(b.text.strip())} real"]
-    return []
+        both = (("simulated", simulated), ("real", real))
+        return [f"{who}: {line!r}" for who, text in both for line in _strange_kernel_lines(text)]
+    a, b = kind(simulated.strip()), kind(real.strip())
+    return [f"{a} simulated, {b} real"] if a != b else []
 
 
 # ------------------------------------------------------------------------------------------------ kinds of values
@@ -147,6 +299,8 @@ def _fields(text: str) -> dict[str, tuple[set[str], set[str]]]:
     """Transport → fields that some of its entries have, and fields that all have."""
     found: dict[str, tuple[set[str], set[str]]] = {}
     for line in text.splitlines():
+        if line.startswith("-- cursor: "):
+            continue
         entry = json.loads(line)
         some, every = found.setdefault(entry.get("_TRANSPORT", ""), (set(), set(entry)))
         some.update(entry)
@@ -213,56 +367,56 @@ def _files(simulated: str, real: str) -> Iterator[str]:
             yield f"{place}: {', '.join(sorted(strange))} simulated, never real (real: {', '.join(sorted(b[place]))})"
 
 
-# ------------------------------------------------------------------------------------------------ what is compared
-
-PROBES: tuple[Probe[Any], ...] = (
-    Access(),
-    Logins(),
-    MachineProbe(),
-    Boots(),
-    UnitState("ssh.service"),
-    UnitState("no-such.service"),
-    FailedUnits(),
-    RunningServices(),
-    SystemState(),
-    UnitProcess("ssh.service"),
-    UnitJournal("ssh.service"),
-    KernelLog(),
-    Endpoint("http://127.0.0.1:1/health"),
-    PciDevices(),
-    IommuGroups(),
-    Driver(),
-    Gpus(),
-    ComputeApps(),
-)
+# ------------------------------------------------------------------------------------------------ what is not compared
 
 #: Where a machine cannot be compared, and why: (question, what differs, reason).
-EVERYWHERE = (
-    (
-        r"cat /proc/<pid>/(cmdline|environ)",
-        r"path simulated, text real",
-        "OpenSSH writes its state over its arguments",
-    ),
+Reasons = tuple[tuple[str, str, str], ...]
+
+EVERYWHERE: Reasons = (
+    (r"cat /proc/<pid>/(cmdline|environ)", r"path simulated, text real", "OpenSSH writes its state over its arguments"),
     (r"which .*", r"exit status 0 simulated, 1 real", "the simulated machine is a Proxmox host, with pct"),
+    (r"pct .*", r".*", "no real machine here is a Proxmox host"),
+    (r"proofbook-open-devices /dev/nvidia.*", r"only simulated", "no container to ask; other nodes are compared"),
+    (r"python3 <program>", r"only simulated", "no container to ask; it is compared outside of one"),
+    (r"(sudo )?proofbook-read-files /proc/<pid>/cgroup", r"only simulated", "nothing computes on a GPU of a real machine here"),
     (r"proofbook-read-files .*", r"/sys/class/dmi/id/.*", "no real machine has the simulated one's board"),
     (r"proofbook-read-files .*", r"/run/systemd/container: .*", "a container says that it is one"),
-    (r"journalctl .*_TRANSPORT=driver", r".*_SYSTEMD_INVOCATION_ID", "journald's own lines are read for their message alone"),
+    (r"journalctl .*", r"driver: .*_SYSTEMD_INVOCATION_ID", "journald's own lines are read for their message alone"),
 )
-A_BOX = (
+#: What the simulated lab does not do as a real machine does. A reason goes when the lab has learnt it.
+LESS: Reasons = (
+    (r"(sudo )?(cat|stat) .*/etc/default/ssh", r"only real", "Debian's own unit of sshd reads a file of settings"),
+    (r"(sudo )?stat .*<unit files>", r"only simulated", "the same, asked together with that file"),
+    (r"systemctl show ssh\.service .*", r"(EnvironmentFiles|Restart|KillMode)\b.*", "Debian's own unit of sshd says more"),
+    (r"systemctl show no-such\.service .*", r"OOMPolicy: .*", "a unit that is not there has no policy"),
+    (r"proofbook-(guard|lease|detached) .*", r"exit status 2 simulated, 0 real", "the simulated shell runs no guarded change"),
+    (r"<the server's own Python>.*", r"exit status 127 simulated, 0 real", "the simulated machine runs no Python programs"),
+)
+A_BOX: Reasons = (
     (r"dmesg|journalctl -k .*", r".*", "a container reads no kernel log"),
     (r"modinfo .*|nvidia-smi .*", r".*", "a container has no GPU"),
     (r"proofbook-read-files /proc/driver/nvidia.*", r".*", "a container has no GPU"),
 )
-A_VM = ((r"nvidia-smi --query-compute-apps.*", r"text simulated, nothing real", "nothing computes on a stand-in"),)
+A_VM: Reasons = ((r"nvidia-smi --query-compute-apps.*", r"text simulated, nothing real", "nothing computes on a stand-in"),)
 
 
-def unexplained(compared: list[Row], reasons: tuple[tuple[str, str, str], ...]) -> list[str]:
+def unexplained(compared: list[Row], reasons: Reasons) -> list[str]:
     """Every difference, and every question that only one was asked, without a reason."""
-    found = []
-    for row in compared:
-        alone = row.simulated is None or row.real is None
-        said = [f"only {'real' if row.simulated is None else 'simulated'}"] if alone else differences(row)
-        for text in said:
-            if not any(re.fullmatch(q, row.question, re.S) and re.fullmatch(d, text, re.S) for q, d, _ in reasons):
-                found.append(f"{row.question[:120]}: {text}")
-    return found
+    return sorted(
+        {
+            f"{row.question[:120]}: {text}"
+            for row in compared
+            for text in differences(row)
+            if not any(_excuses(reason, row.question, text) for reason in reasons)
+        }
+    )
+
+
+def stale(compared: list[Row], reasons: Reasons) -> list[str]:
+    """Reasons for differences that there are not."""
+    found = [(row.question, text) for row in compared for text in differences(row)]
+    return [why for q, d, why in reasons if not any(_excuses((q, d, why), *one) for one in found)]
+
+
+def _excuses(reason: tuple[str, str, str], asked: str, difference: str) -> bool:
+    return bool(re.fullmatch(reason[0], asked, re.S) and re.fullmatch(reason[1], difference, re.S))
