@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from proofbook import archive, begun, live, procedures, record
+from proofbook.changes.custody import MachineCustody
 from proofbook.errors import BadParameter, ProofbookError
 from proofbook.host import Host
 from proofbook.inventory import HostSpec, connect, load_inventory
@@ -162,6 +163,7 @@ def assemble(procedure: Procedure, parameters: Any, spec: HostSpec, *, attended:
         listeners=[keeper, *([live.Screen(keeper)] if attended else [])],
         memory=book,
         person=live.LiveGate(str(getattr(parameters, "approver", ""))) if attended else None,
+        custody=MachineCustody(run_id, procedure.lease_s(parameters)) if procedure.changes_host else None,
         earlier=earlier,
     )
     run.opened(

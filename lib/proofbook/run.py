@@ -230,7 +230,7 @@ class Run:
         self._person = person
         self._custody = custody
         self._earlier = earlier
-        self._holds_machine = False
+        self._holds_for: Plan | None = None  # the plan for which this run holds the machine's lease
         self._unconfirmed: Applied | None = None
         self._came_to = RunStatus.COMPLETED
         self._done: dict[tuple[str, str], Any] = {}
@@ -669,7 +669,7 @@ class Run:
         hands = _RunHands(self, plan)
         if self._custody is not None:
             self._custody.take(hands, plan.digest)
-            self._holds_machine = True
+            self._holds_for = plan
         if not self._is_begun(plan):
             self._refuse_drift(change, plan)
         self._used.add(plan.digest)
@@ -686,7 +686,7 @@ class Run:
         seen = self.look(*change.needs(), look="before the act")
         again = change.plan(seen, self.host.identity)
         if again.digest != plan.digest:
-            self._let_go(_RunHands(self, plan))
+            self._let_go()
             raise PlanDrifted(
                 f"the machine is no longer as the plan saw it (plan {plan.digest[:19]}…, now {again.digest[:19]}…)",
                 hint="make a new plan, read it, and have it approved",
@@ -720,7 +720,7 @@ class Run:
             hands = _RunHands(self, plan)
             if self._custody is not None:
                 self._custody.take(hands, plan.digest)
-                self._holds_machine = True
+                self._holds_for = plan
             self._unconfirmed = Applied(plan, "unconfirmed", f"{plan.title}: begun by an earlier run")
             undone = change.rollback(plan, hands, self.tell)
             self.came_to(undone)
@@ -738,10 +738,10 @@ class Run:
         if applied.outcome in ("confirmed", "rolled-back"):
             self._unconfirmed = None
 
-    def _let_go(self, hands: Hands) -> None:
-        if self._custody is not None and self._holds_machine:
-            self._holds_machine = False
-            self._custody.release(hands)
+    def _let_go(self) -> None:
+        held_for, self._holds_for = self._holds_for, None
+        if self._custody is not None and held_for is not None:
+            self._custody.release(_RunHands(self, held_for))
 
     def proven(self, note: str) -> None:
         """Journal who answers now (after a reconnect)."""
@@ -819,9 +819,9 @@ class Run:
             self._end(RunStatus.ABORTED, why + self._acts_sent())
 
     def _end(self, status: RunStatus, summary: str) -> None:
-        if self._unconfirmed is None and self._holds_machine and self._custody is not None:
-            with suppress(ProofbookError):  # a lease that cannot be given back expires; the act is journaled either way
-                self._let_go(_RunHands(self, None))
+        if self._unconfirmed is None:
+            with suppress(ProofbookError):  # a lease that cannot be given back runs out; the act is journaled either way
+                self._let_go()
         self._status = status
         # WHY: what was checked before the end is not the whole; a run that did not complete is never judged better than UNKNOWN.
         verdict = self.verdict if status is RunStatus.COMPLETED else worst([self.verdict, Verdict.UNKNOWN])
@@ -864,9 +864,9 @@ def _without_plan(applied: Applied) -> Mapping[str, Any]:
 class _RunHands:
     """The hands of an approved plan: see :class:`proofbook.host.Hands`."""
 
-    def __init__(self, run: Run, plan: Plan | None) -> None:
+    def __init__(self, run: Run, plan: Plan) -> None:
         self._run = run
-        self._digest = plan.digest if plan is not None else ""
+        self._digest = plan.digest
 
     @property
     def host(self) -> Host:
