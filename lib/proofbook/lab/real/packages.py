@@ -1,4 +1,7 @@
-"""The Debian packages of the real lab: what this machine needs, and what the machines inside are made of. Named here alone."""
+"""The Debian packages of the real lab: what this machine needs, and what the machines inside are made of. Named here alone.
+
+Imports nothing but the standard library, so that :func:`tell_missing` can be asked before there is an environment.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Mapping
 
 from proofbook.errors import LabError
 
-__all__ = ["BOX_TOOLS", "GUEST", "VM_TOOLS", "require", "require_root", "search_path", "tool"]
+__all__ = ["BOX_TOOLS", "GUEST", "VM_TOOLS", "missing", "require", "require_root", "search_path", "tell_missing", "tool"]
 
 #: program → package, on this machine
 BOX_TOOLS: Mapping[str, str] = {
@@ -75,15 +78,19 @@ def tool(program: str) -> str:
     return found
 
 
+def missing(tools: Mapping[str, str]) -> dict[str, str]:
+    """Of these programs (and Debian's keys) those that are not here, each with its package."""
+    found = {program: package for program, package in tools.items() if shutil.which(program, path=_PATH) is None}
+    return found if os.path.exists(KEYRING) else found | {KEYRING: KEYRING_PACKAGE}
+
+
 def require(tools: Mapping[str, str], what: str) -> None:
     """Raises LabError that names everything that is missing, and the one command that brings it."""
-    missing = {program: package for program, package in tools.items() if shutil.which(program, path=_PATH) is None}
-    if not os.path.exists(KEYRING):
-        missing[KEYRING] = KEYRING_PACKAGE
-    if missing:
-        packages = " ".join(sorted(set(missing.values())))
+    lacking = missing(tools)
+    if lacking:
+        packages = " ".join(sorted(set(lacking.values())))
         raise LabError(
-            f"{what} needs programs that are missing here: {', '.join(sorted(missing))}",
+            f"{what} needs programs that are missing here: {', '.join(sorted(lacking))}",
             hint=f"apt-get install --no-install-recommends {packages}   (Debian bookworm or trixie)",
         )
 
@@ -94,3 +101,9 @@ def require_root(what: str) -> None:
         raise LabError(
             f"{what} needs root: it makes namespaces, mounts and control groups", hint="run it as root, e.g. with sudo"
         )
+
+
+def tell_missing() -> None:
+    """Print the packages that real machines of either kind need and that are missing here, one a line."""
+    for package in sorted(set(missing({**BOX_TOOLS, **VM_TOOLS}).values())):
+        print(package)
