@@ -299,12 +299,13 @@ static void *make(size_t size, int magic) {
 }
 
 static void kernel_line(const char *text, const char *initiator) {
-    static long sequence;
-    FILE *file = fopen(kmsg, "a");
+    FILE *file = fopen(kmsg, "a+");
+    long sequence = 0;
+    for (int c; file && (c = fgetc(file)) != EOF;) sequence += c == '\n';
     if (!file) die("the plan has a line for the kernel's log, and no kmsg file that can be written");
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    fprintf(file, "4,%ld,%lld,-;", 1000L + getpid() + sequence++, (long long)t.tv_sec * 1000000 + t.tv_nsec / 1000);
+    fprintf(file, "4,%ld,%lld,-;", sequence, (long long)t.tv_sec * 1000000 + t.tv_nsec / 1000);
     for (const char *c = text; *c; c++)
         if (c[0] == '%' && c[1] == 'a') fputs(initiator, file), c++;
         else fputc(*c, file);

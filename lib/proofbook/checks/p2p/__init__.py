@@ -1,0 +1,36 @@
+"""Judging a run of the peer-to-peer probe: whose faults, how fast, which pairs, and what that means for serving.
+
+::
+
+    run = read_p2p(lines)                                           # proofbook.remote.p2p, of the stream or the state file
+    matrix = judge_matrix(run, topology=…, iommu=…, baseline=…, boot_now=…)
+    verdict = judge_p2p(matrix)                                     # allowed or not, and the fallback
+    said = findings(matrix)                                         # the same as findings of a check
+"""
+
+from proofbook.checks.p2p.attribution import PairFault, WindowLog, attribute, logs_of
+from proofbook.checks.p2p.bandwidth import Figure, Speed, class_of, figures_of, speeds
+from proofbook.checks.p2p.matrix import Cell, P2pMatrix, State, changed, judge_matrix
+from proofbook.checks.p2p.verdict import FALLBACK, P2pVerdict, findings, judge_p2p, prove_transport
+
+__all__ = [
+    "FALLBACK",
+    "Cell",
+    "Figure",
+    "P2pMatrix",
+    "P2pVerdict",
+    "PairFault",
+    "Speed",
+    "State",
+    "WindowLog",
+    "attribute",
+    "changed",
+    "class_of",
+    "figures_of",
+    "findings",
+    "judge_matrix",
+    "judge_p2p",
+    "logs_of",
+    "prove_transport",
+    "speeds",
+]
