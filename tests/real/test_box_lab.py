@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -37,6 +38,24 @@ def remains(box: Box) -> list[str]:
     if cgroups.left(box.group):
         found.append(f"control group {box.group}")
     return found
+
+
+NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "uts")
+
+
+def namespaces(process: str) -> set[str]:
+    """The namespaces that a process is in, as the kernel names them ("net:[4026532213]")."""
+    found = set()
+    for kind in NAMESPACES:
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(f"/proc/{process}/ns/{kind}"))
+    return found
+
+
+def kept(these: set[str]) -> list[str]:
+    """Processes that keep one of some namespaces alive, and mounts that do."""
+    found = [p.name for p in Path("/proc").glob("[0-9]*") if namespaces(p.name) & these]
+    return found + [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if any(n in line for n in these)]
 
 
 def test_two_boxes_are_two_machines(tmp_path: Path) -> None:
@@ -109,8 +128,11 @@ def test_a_killed_keeper_takes_its_box_along(tmp_path: Path) -> None:
         box = machine.box
         about = box._alive()
         assert about is not None
+        own = namespaces(about["box"]) - namespaces("self")
+        assert {name.partition(":")[0] for name in own} >= {"mnt", "net", "pid", "ipc", "uts"}
         os.kill(about["pid"], signal.SIGKILL)
         until(lambda: not started(about["box"]), "the container is gone")
+        until(lambda: kept(own) == [], "nothing keeps its namespaces")
         until(lambda: all(line.startswith("control group") for line in remains(box)), "processes and mounts are gone")
         assert box.status() is None
         assert box.leftovers
