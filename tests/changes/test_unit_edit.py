@@ -6,9 +6,9 @@ import hashlib
 
 import pytest
 
-from proofbook.changes.unit_edit import DROP_IN, LAST_DROP_IN, edited, effective_of, with_flags
+from proofbook.changes.unit_edit import DROP_IN, LAST_DROP_IN, edited, effective_of
 from proofbook.errors import CannotTell
-from proofbook.probes.sglang_flags import flags_of
+from proofbook.probes.sglang_flags import flags_of, with_flags
 from proofbook.probes.unit_files import UnitFile, UnitFileSet
 from proofbook.probes.unit_text import effective_unit
 

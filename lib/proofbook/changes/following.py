@@ -22,7 +22,8 @@ __all__ = ["Followed", "Stopped", "follow_start", "start_unit", "stop_unit", "sy
 
 Tell = Callable[[str], None]
 
-POLL_S = 3.0
+#: How long to wait between two looks: a short while at first, then longer, up to this.
+POLL_S = 5.0
 #: A process that was killed leaves a GPU only when the driver has taken its memory back.
 _AFTER_KILL_S = 60.0
 #: After the unit is down, what is left of it gets this long to go by itself.
@@ -35,6 +36,10 @@ _RECONNECT_S = 300.0
 def systemctl(container: ContainerSpec | None, *words: str, timeout_s: float = 60.0) -> Command:
     """``systemctl …`` where the unit lives, as root."""
     return inside(container, command("systemctl", *words, root=True, timeout_s=timeout_s))
+
+
+def _pause(passed: float) -> float:
+    return min(POLL_S, 0.5 + passed / 10)
 
 
 # -------------------------------------------------------------------------------------------------------- stopping
@@ -158,7 +163,7 @@ def wait_stopped(
         if now - told >= _TOLD_EVERY_S:
             told = now
             tell(f"{passed:.0f} s after the stop: {'; '.join(left.words()[:3]) or 'still stopping'}")
-        hands.host.clock.sleep(POLL_S)
+        hands.host.clock.sleep(_pause(passed))
 
 
 # -------------------------------------------------------------------------------------------------------- starting
@@ -261,7 +266,7 @@ def follow_start(
             told = now
             last = watch.story.timeline[-1]["title"] if watch.story.timeline else "nothing known was said yet"
             tell(f"{passed:.0f} s after the start; last step: {last}")
-        hands.host.clock.sleep(POLL_S)
+        hands.host.clock.sleep(_pause(passed))
 
 
 def _questions(service: ServiceSpec, container: ContainerSpec | None, watch: _Watch) -> list[Probe[Any]]:

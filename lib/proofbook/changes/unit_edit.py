@@ -16,11 +16,11 @@ from proofbook.errors import CannotTell
 from proofbook.intent import ContainerSpec
 from proofbook.model import Command, Result
 from proofbook.probes.sglang import Version
-from proofbook.probes.sglang_flags import FlagSet, Resolved, flags_of, resolve_argv, server_words
+from proofbook.probes.sglang_flags import FlagSet, Rewording, flags_of, reword, with_flags
 from proofbook.probes.unit_files import UnitFile, UnitFiles, UnitFileSet
 from proofbook.probes.unit_text import Assignment, CommandLine, EffectiveUnit, effective_unit, quote
 
-__all__ = ["DROP_IN", "Style", "UnitEdit", "drop_in_paths", "edited", "effective_of", "with_flags"]
+__all__ = ["DROP_IN", "Style", "UnitEdit", "drop_in_paths", "edited", "effective_of"]
 
 Style = Literal["drop-in", "edit"]
 
@@ -32,78 +32,6 @@ _HEAD = (
     "# Speculative decoding, written by proofbook. To take it back: remove this file, run `systemctl daemon-reload`,\n"
     "# and restart the unit.\n"
 )
-#: Names that mean the same flag to the server, each set by its usual name.
-_SAME = {
-    "--model": "--model-path",
-    "--tensor-parallel-size": "--tp-size",
-    "--data-parallel-size": "--dp-size",
-    "--speculative-draft-model": "--speculative-draft-model-path",
-    "--mamba-scheduler-strategy": "--mamba-radix-cache-strategy",
-    "--cuda-graph-max-bs": "--cuda-graph-max-bs-decode",
-}
-
-
-# ---------------------------------------------------------------------------------------------------- the flags
-
-
-@dataclass(frozen=True)
-class _Changes:
-    """What becomes of the words of a command: index to its new words (none: it goes), and what is added at the end."""
-
-    words: Mapping[int, tuple[str, ...]]
-    added: tuple[tuple[str, ...], ...]
-
-
-def _same(name: str) -> str:
-    return _SAME.get(name, name)
-
-
-def _changes(words: Sequence[str], wanted: Mapping[str, str | None], known: FlagSet) -> _Changes:
-    start, server = server_words(words)
-    resolved, _ = resolve_argv(server, known)
-    changed: dict[int, tuple[str, ...]] = {}
-    added: list[tuple[str, ...]] = []
-    for name, value in wanted.items():
-        given = [one for one in resolved if _same(one.name) == _same(name)]
-        if not given:
-            added.append((name,) if value is None else (name, value))
-            continue
-        for repeated in given[:-1]:
-            changed |= {start + repeated.at + n: () for n in range(_length(repeated.spelt, server, repeated.at, repeated.values))}
-        changed |= _replaced(given[-1], start, server, name, value)
-    return _Changes(changed, tuple(added))
-
-
-def _replaced(given: Resolved, start: int, server: Sequence[str], name: str, value: str | None) -> dict[int, tuple[str, ...]]:
-    """The words of a flag that is there, so that it is ``name`` with ``value``; none when it is that already."""
-    values = () if value is None else (value,)
-    if (given.name, given.values) == (name, values):
-        return {}
-    at = start + given.at
-    if "=" in server[given.at] and value is not None:
-        return {at: (f"{name}={value}",)}
-    if len(given.values) == 1 and value is not None and "=" not in server[given.at]:
-        renamed: dict[int, tuple[str, ...]] = {at: (name,)} if given.spelt != name else {}
-        return renamed | ({at + 1: (value,)} if given.values != values else {})
-    gone: dict[int, tuple[str, ...]] = {at + n: () for n in range(_length(given.spelt, server, given.at, given.values))}
-    return gone | {at: (name, *values)}
-
-
-def _length(spelt: str, words: Sequence[str], at: int, values: Sequence[str]) -> int:
-    """How many words a flag with its values takes."""
-    return 1 if words[at] != spelt else 1 + len(values)
-
-
-def with_flags(argv: Sequence[str], wanted: Mapping[str, str | None], known: FlagSet) -> tuple[str, ...]:
-    """A command line in which every wanted flag stands, once, with its value (None: a switch); everything else as it was.
-
-    Where a flag changes, its abbreviation or older name gives way to its full name.
-    """
-    changes = _changes(argv, wanted, known)
-    kept = [word for n, old in enumerate(argv) for word in changes.words.get(n, (old,))]
-    return (*kept, *(word for group in changes.added for word in group))
-
-
 # ------------------------------------------------------------------------------------------------------ the text
 
 
@@ -114,7 +42,7 @@ def _source(unit: EffectiveUnit, command: CommandLine) -> tuple[Assignment, str]
     return assignment, text.text
 
 
-def _drop_in_text(unit: EffectiveUnit, changes: _Changes, variables: Mapping[str, str]) -> str:
+def _drop_in_text(unit: EffectiveUnit, changes: Rewording, variables: Mapping[str, str]) -> str:
     """A drop-in with the whole command anew: the words that stay as they are written now."""
     command = unit.command
     assignment, _ = _source(unit, command)
@@ -148,7 +76,7 @@ def _assignment(name: str, value: str) -> str:
     return quote(f"{name}={value}").replace("$$", "$")
 
 
-def _edited_text(unit: EffectiveUnit, changes: _Changes, variables: Mapping[str, str]) -> str:
+def _edited_text(unit: EffectiveUnit, changes: Rewording, variables: Mapping[str, str]) -> str:
     """The file that holds the command, changed where it stands."""
     command = unit.command
     assignment, text = _source(unit, command)
@@ -248,7 +176,7 @@ def edited(
         )
     environment = unit.environment_with(now.environment)
     lacking = {name: value for name, value in variables.items() if environment.get(name) != value}
-    changes = _changes(command.words, flags, known)
+    changes = reword(command.words, flags, known)
     if not (changes.words or changes.added or lacking):
         return {}
     target, text = _target(now, unit, changes, lacking, style)
@@ -258,7 +186,7 @@ def edited(
 
 
 def _target(
-    now: UnitFileSet, unit: EffectiveUnit, changes: _Changes, variables: Mapping[str, str], style: Style
+    now: UnitFileSet, unit: EffectiveUnit, changes: Rewording, variables: Mapping[str, str], style: Style
 ) -> tuple[str, str]:
     """Which file is written, and its text."""
     holder = next(f for f in now.files if f.path == unit.command.file)

@@ -227,7 +227,7 @@ class _Draft:
         reload = Action("have systemd read its units", ("systemctl", "daemon-reload"))
         return Plan(
             change=change.name,
-            title=f"Speculative decoding of {service.spec} ({change.speculation.algorithm}, {change.speculation.num_steps} steps)",
+            title=f"Speculation of {service.spec} ({change.speculation.algorithm}, {change.speculation.num_steps} steps)",
             host=host,
             pre_state=self._pre_state(),
             actions=(

@@ -13,7 +13,8 @@ from proofbook.errors import CannotTell
 from proofbook.intent import ContainerSpec
 from proofbook.model import Command, Probe, Result, command
 from proofbook.probes.base import inside, prefer_root, said, text_of
-from proofbook.probes.memory import list_shards, read_shards, start_time
+from proofbook.probes.memory import CacheFacts, PageCache, list_shards, read_shards, start_time
+from proofbook.probes.sglang_flags import server_words
 from proofbook.probes.systemd import ProcessFacts, UnitProcess, UnitState, _argv
 from proofbook.probes.unit_files import UnitFiles, UnitSettings
 from proofbook.remote.looking import SGLANG_VERSION, Packages, parse_packages
@@ -25,7 +26,10 @@ __all__ = [
     "Listener",
     "ModelInfo",
     "PortOwner",
+    "ProcessTable",
     "Processes",
+    "ServedCache",
+    "ServedCheckpoint",
     "ServerFacts",
     "ServerInfo",
     "ServerProcess",
@@ -143,7 +147,7 @@ class LauncherHelp(Probe[str]):
 def _launch(
     unit: str, container: ContainerSpec | None
 ) -> Generator[Sequence[Command], Sequence[Result], tuple[Launch, tuple[str, ...], bool]]:
-    """How the unit's server is launched, the words to put before a command so that it finds the same packages, and does it run."""
+    """How the unit's server is launched, the words before a command that finds the same packages, and whether it runs."""
     state = yield from UnitState(unit, container).ask()
     settings = yield from UnitSettings(unit, container).ask()
     if state.main_pid:
@@ -249,6 +253,42 @@ class Checkpoint(Probe[CheckpointFacts]):
             shards=shards,
             missing=tuple(name for name in wanted if name not in shards),
         )
+
+
+@dataclass(frozen=True)
+class ServedCheckpoint(Probe[CheckpointFacts]):
+    """The checkpoint that a unit's main process was told to load (``--model-path``)."""
+
+    unit: str
+    container: ContainerSpec | None = None
+    name: ClassVar[str] = "sglang.ServedCheckpoint"
+
+    def ask(self) -> Generator[Sequence[Command], Sequence[Result], CheckpointFacts]:
+        path = yield from _model_path(self.unit, self.container)
+        return (yield from Checkpoint(path, self.container).ask())
+
+
+@dataclass(frozen=True)
+class ServedCache(Probe[CacheFacts]):
+    """How much of that checkpoint lies in the page cache."""
+
+    unit: str
+    container: ContainerSpec | None = None
+    name: ClassVar[str] = "sglang.ServedCache"
+
+    def ask(self) -> Generator[Sequence[Command], Sequence[Result], CacheFacts]:
+        path = yield from _model_path(self.unit, self.container)
+        return (yield from PageCache(path, self.container).ask())
+
+
+def _model_path(unit: str, container: ContainerSpec | None) -> Generator[Sequence[Command], Sequence[Result], str]:
+    process: ProcessFacts = yield from UnitProcess(unit, container).ask()
+    _, words = server_words(process.argv)
+    for n, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in ("--model-path", "--model") and (equals or n + 1 < len(words)):
+            return value if equals else words[n + 1]
+    raise CannotTell(f"the command line of {unit} names no --model-path")
 
 
 def _object(text: str, what: str) -> dict[str, Any]:

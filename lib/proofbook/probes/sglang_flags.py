@@ -25,11 +25,14 @@ __all__ = [
     "FlagProblem",
     "FlagSet",
     "Resolved",
+    "Rewording",
     "check_argv",
     "flags_of",
     "parse_help",
     "resolve_argv",
+    "reword",
     "server_words",
+    "with_flags",
 ]
 
 #: What a flag that is gone is called now. (old, first release without it under its own name, new)
@@ -50,6 +53,15 @@ _MEANT = {
     "--max-num-seqs": ("--max-running-requests",),
     "--gpu-memory-utilization": ("--mem-fraction-static",),
     "--tensor-parallel": ("--tp-size",),
+}
+#: Names that mean the same flag to the server, each set by its usual name.
+_SAME = {
+    "--model": "--model-path",
+    "--tensor-parallel-size": "--tp-size",
+    "--data-parallel-size": "--dp-size",
+    "--speculative-draft-model": "--speculative-draft-model-path",
+    "--mamba-scheduler-strategy": "--mamba-radix-cache-strategy",
+    "--cuda-graph-max-bs": "--cuda-graph-max-bs-decode",
 }
 #: Values that a flag takes: (first release, last release, values). Later releases check --speculative-algorithm themselves.
 _CHOICES = {
@@ -398,3 +410,64 @@ def _nearest(spelt: str, flags: FlagSet) -> tuple[str, ...]:
     meant = [name for name in _MEANT.get(spelt, ()) if name in flags.flags]
     close = difflib.get_close_matches(spelt, list(flags.flags), 3, 0.7)
     return tuple(meant or close)
+
+
+# ------------------------------------------------------------------------------------------------- changing it
+
+
+@dataclass(frozen=True)
+class Rewording:
+    """What becomes of the words of a command: index to its new words (none: it goes), and what is added at the end."""
+
+    words: Mapping[int, tuple[str, ...]]
+    added: tuple[tuple[str, ...], ...]
+
+
+def _same(name: str) -> str:
+    return _SAME.get(name, name)
+
+
+def reword(words: Sequence[str], wanted: Mapping[str, str | None], known: FlagSet) -> Rewording:
+    start, server = server_words(words)
+    resolved, _ = resolve_argv(server, known)
+    changed: dict[int, tuple[str, ...]] = {}
+    added: list[tuple[str, ...]] = []
+    for name, value in wanted.items():
+        given = [one for one in resolved if _same(one.name) == _same(name)]
+        if not given:
+            added.append((name,) if value is None else (name, value))
+            continue
+        for repeated in given[:-1]:
+            changed |= {start + repeated.at + n: () for n in range(_length(repeated.spelt, server, repeated.at, repeated.values))}
+        changed |= _replaced(given[-1], start, server, name, value)
+    return Rewording(changed, tuple(added))
+
+
+def _replaced(given: Resolved, start: int, server: Sequence[str], name: str, value: str | None) -> dict[int, tuple[str, ...]]:
+    """The words of a flag that is there, so that it is ``name`` with ``value``; none when it is that already."""
+    values = () if value is None else (value,)
+    if (given.name, given.values) == (name, values):
+        return {}
+    at = start + given.at
+    if "=" in server[given.at] and value is not None:
+        return {at: (f"{name}={value}",)}
+    if len(given.values) == 1 and value is not None and "=" not in server[given.at]:
+        renamed: dict[int, tuple[str, ...]] = {at: (name,)} if given.spelt != name else {}
+        return renamed | ({at + 1: (value,)} if given.values != values else {})
+    gone: dict[int, tuple[str, ...]] = {at + n: () for n in range(_length(given.spelt, server, given.at, given.values))}
+    return gone | {at: (name, *values)}
+
+
+def _length(spelt: str, words: Sequence[str], at: int, values: Sequence[str]) -> int:
+    """How many words a flag with its values takes."""
+    return 1 if words[at] != spelt else 1 + len(values)
+
+
+def with_flags(argv: Sequence[str], wanted: Mapping[str, str | None], known: FlagSet) -> tuple[str, ...]:
+    """A command line in which every wanted flag stands, once, with its value (None: a switch); everything else as it was.
+
+    Where a flag changes, its abbreviation or older name gives way to its full name.
+    """
+    changes = reword(argv, wanted, known)
+    kept = [word for n, old in enumerate(argv) for word in changes.words.get(n, (old,))]
+    return (*kept, *(word for group in changes.added for word in group))
