@@ -15,7 +15,7 @@
  *   rank SRC DST N                                              its performance rank
  *   kmsg FILE · proc FOLDER                                     where kernel lines, and states of processes, are written
  *   fault SRC DST PATH MIN MAX [together] [from N] KIND [ARGUMENT]
- *     PATH: ce-push ce-pull sm-store sm-load local, peer (any of the first four), init, context;  MIN, MAX: bytes of one copy
+ *     PATH: ce-push ce-pull sm-store sm-load local, peer (any of the first four), init, context, module;  MIN, MAX: bytes of one copy
  *     KIND: lost · zeros · shift BYTES · garbage WORDS · error CODE · hang · stall (hang, and state D) · crash · gbps X ·
  *           line TEXT (a kernel line; %a is the initiator's address) · once-wrong FILE (wrong while FILE does not exist; makes it)
  *     together: only while another stream has work that nobody has asked about; from N: not for the first N copies of a process
@@ -611,6 +611,8 @@ CUresult cuEventElapsedTime(float *pMilliseconds, CUevent hStart, CUevent hEnd) 
 CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     CURRENT();
     if (!strstr(image, ".entry proofbook_gate")) return 218; /* CUDA_ERROR_INVALID_PTX */
+    for (int i = 0; i < fault_count; i++)
+        if (!strcmp(faults[i].path, "module") && fits(faults[i].src, devices[current->device].pci)) return atoi(faults[i].argument);
     *module = make(sizeof **module, MODULE);
     (*module)->device = current->device;
     return 0;

@@ -202,6 +202,25 @@ def test_an_error_costs_the_rest_of_its_path_and_the_next_path_goes_on(machine: 
     assert outcomes(of(run, A, C, "sm-load")) == outcomes(of(run, A, C, "staged")) == outcomes(of(run, C, A)) == {"ok"}
 
 
+def test_a_pair_that_failed_alone_is_not_tried_together_with_others(machine: Machine) -> None:
+    machine.plan(f"fault {A} {C} sm-store 4 4 error 719", gpus=(C, A, B))
+    run = machine.run(sizes=[4])
+    both = {(r.pair, r.path, r.outcome) for r in run.results if r.phase == "both-directions" and {A, C} == set(r.pair)}
+    assert both == {((A, C), "*", "not-run")}
+    together = [r for r in run.results if r.phase == "all-at-once"]
+    assert {r.pair for r in together if r.outcome == "not-run"} == {(A, C)}
+    assert {r.pair for r in together if r.outcome == "ok"} >= {(C, A), (A, B), (B, C)}
+
+
+def test_where_kernels_cannot_be_compiled_the_copy_engines_are_tested_all_the_same(machine: Machine) -> None:
+    machine.plan("fault * * module 0 0 error 221")
+    run = machine.run(phases=["pairs"], repeats=1)
+    assert outcomes(of(run, A, C, "ce-push")) == {"ok"}
+    assert [bool(r.us) for r in of(run, A, C, "ce-push")] == [False, False, False, True]
+    failed = [r for r in of(run, A, C, "sm-store") if r.outcome == "error"]
+    assert [(r.code, r.call) for r in failed] == [(221, "cuModuleLoadData")]
+
+
 def test_a_crash_is_the_outcome_of_its_step(machine: Machine) -> None:
     machine.plan(f"fault {A} {C} sm-load 4096 4096 crash")
     run = machine.run(phases=["pairs"], repeats=1)

@@ -345,6 +345,14 @@ class Card:
                 self.functions[kernel] = self.driver.handle("cuModuleGetFunction", module, kernel.encode())
         return self.functions[name]
 
+    def can_launch(self) -> bool:
+        """Whether our kernels load here: the driver's compiler for PTX may not be installed."""
+        try:
+            self.function("proofbook_gate")
+        except Trouble:
+            return False
+        return True
+
     def launch(self, name: str, blocks: int, threads: int, stream: Any, *arguments: int) -> None:
         function = self.function(name)
         values = [_address(value) for value in arguments]
@@ -523,6 +531,8 @@ class Flow:
             seconds.append(time.perf_counter() - began)
         else:
             row = 1 if size >= LARGE else ROW
+            if row > 1 and not self.actor(path).can_launch():
+                return [], []  # without the gate a row of small copies would time how fast we ask
             seconds = [self._timed(path, size, row) / row for _ in range(REPEATS)]
         gbps = [round(size / s / 1e9, 3) for s in seconds if s > 0] if size >= LARGE else []
         return gbps, [round(s * 1e6, 3) for s in seconds]
@@ -548,7 +558,7 @@ class Gate:
 
     def __enter__(self) -> Gate:
         self.flag.value = 0
-        for stream in self.streams:
+        for stream in self.streams if self.card.can_launch() else ():
             self.card.launch("proofbook_gate", 1, 1, stream, ctypes.addressof(self.flag))
         return self
 
@@ -678,7 +688,7 @@ def local(options: dict[str, Any], report: Report, pci: str, phase: str) -> None
         card = Asked(options, report).card(pci)
         flow = Flow(card, card, size, staged=False)
         flow.prepare((pci, "local"))
-        for path in ("ce-push", "sm-store"):
+        for path in ("ce-push", "sm-store") if card.can_launch() else ("ce-push",):
             flow.to.poison(size)
             flow.once(path, size)
             told["bad"] = flow.to.compare(size, flow.block, whole=True)
@@ -928,11 +938,9 @@ class Child:
         """How it ended, when not by itself: "" or words."""
         if self.timed_out:
             return "no end within its deadline"
-        if self.killed:
-            return "said its last word and did not end"
-        if self.status is not None and os.WIFSIGNALED(self.status):
+        if self.status is not None and os.WIFSIGNALED(self.status) and not self.killed:
             return f"died of signal {os.WTERMSIG(self.status)}"
-        if self.status:
+        if self.status and not self.killed:
             return f"ended with exit status {os.WEXITSTATUS(self.status)}"
         return ""
 
@@ -948,6 +956,7 @@ class Probe:
         self.kernel = Kernel(options["kmsg"])
         self.window = 0
         self.unfit: dict[str, str] = {}  # GPUs that no further pair may use, and why
+        self.broken: dict[tuple[str, str], str] = {}  # pairs that are not tried together with others, and why
         self.suspect: set[str] = set()
         self.gpus: list[str] = []
 
@@ -1028,7 +1037,7 @@ class Probe:
         finally:
             child.end()
         self.why = self.why or child.ended()
-        self.timed_out = child.timed_out
+        self.timed_out, self.lingered = child.timed_out, child.killed
         return events
 
     # -- are they at rest?
@@ -1112,12 +1121,13 @@ class Probe:
             self.closed([src, dst])
 
     def skipped(self, phase: str, src: str, dst: str) -> bool:
-        unfit = [pci for pci in (src, dst) if pci in self.unfit]
-        if unfit:
-            why = f"{unfit[0]}: {self.unfit[unfit[0]]}"
+        whys = [f"{pci}: {self.unfit[pci]}" for pci in (src, dst) if pci in self.unfit]
+        if (src, dst) in self.broken:
+            whys.append(self.broken[src, dst])
+        for why in whys[:1]:
             self.report("result", phase=phase, src=src, dst=dst, process=0, path="*", size=0, outcome="not-run", code=0, call="",
                         bad=None, gbps=[], us=[], why=why)  # fmt: skip
-        return bool(unfit)
+        return bool(whys)
 
     def one_pair(self, phase: str, src: str, dst: str, process: int) -> bool:
         """All steps of a pair in as few processes as it takes: one that was lost is followed by one for the paths that are left.
@@ -1133,14 +1143,18 @@ class Probe:
             done = len(results)
             last = results[-1]["outcome"] if results else ""
             if done == len(steps):
-                if last == "hung" or self.why:
+                if last == "hung" or self.why or self.lingered:
                     self.suspect |= {src, dst}
+                if any(event["outcome"] in ("error", "hung") and event["path"] != "staged" for event in results):
+                    self.broken[src, dst] = "it failed when it was alone"
                 return last != "hung"
-            if last not in ("hung", "error", "not-run"):
+            if self.why or last not in ("hung", "error", "not-run"):
                 last = self.lost()
                 self.tell(phase, src, dst, process, steps[done], last, self.why)
                 done += 1
             self.suspect |= {src, dst}
+            if last != "not-run" and steps[done - 1][0] != "staged":
+                self.broken[src, dst] = f"{last} when it was alone"
             path = steps[done - 1][0]
             rest = [step for step in steps[done:] if step[0] != path] if last != "hung" else []
             for step in steps[done:]:
@@ -1161,7 +1175,10 @@ class Probe:
 
     def phase_both_directions(self, phase: str) -> None:
         for src, dst in self.pairs:
-            if src < dst and (dst, src) in self.pairs and not self.skipped(phase, src, dst):
+            if src > dst or (dst, src) not in self.pairs:
+                continue
+            skipped = [self.skipped(phase, src, dst), self.skipped(phase, dst, src)]
+            if not any(skipped):
                 self.at_once(phase, [(src, dst), (dst, src)])
 
     def phase_all_at_once(self, phase: str) -> None:
