@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from proofbook.errors import LabError
-from proofbook.lab.sim import fault_lines, units
+from proofbook.lab.sim import checkpoint, fault_lines, units
 from proofbook.lab.sim.os_state import Container, Endpoint, Fault, Machine, System
 from proofbook.lab.sim.render_kernel import interface_name
 from proofbook.lab.standin import faults as server_faults
@@ -46,16 +46,16 @@ def after_container_start(life: Life, container: Container) -> None:
 
 def at_reload(life: Life, system: System) -> None:
     """Somebody makes systemd reload its units: what another hand changes at that very time takes hold, once."""
-    if system.name in life.machine.reloaded:
+    if f"reload {system.name}" in life.machine.happened:
         return
-    life.machine.reloaded.add(system.name)
+    life.machine.happened.add(f"reload {system.name}")
     for fault in life.machine.faults:
         if fault.when == "at-reload" and fault.parameters.get("container", "") == system.name:
             _AT_POWER_ON[fault.kind](life.machine, fault.parameters)
 
 
 def port_is_free(life: Life, system: System, port: int) -> None:
-    """A port of a userland has no owner any more: who waited for it takes it."""
+    """A port of a userland has no owner any more: who waited for it takes it, once."""
     for fault in life.machine.active_faults():
         if fault.kind == "old-port-owner" and fault.parameters["container"] == system.name:
             life.at(life.now + 0.1, "port_taken", system.name, port, fault.parameters["unit"])
@@ -143,8 +143,19 @@ def _remove_file(m: Machine, p: Parameters) -> None:
     m.system(p.get("container", "")).files[p["path"]] = None
 
 
+def _package_upgraded(m: Machine, p: Parameters) -> None:
+    """Another release of a package lies on the disk; what runs does not change by that."""
+    m.containers[p["container"]].packages[p.get("package", "sglang")] = p["version"]
+
+
+def _no_mtp_tensors(m: Machine, p: Parameters) -> None:
+    """The checkpoint was converted by somebody who left the draft's tensors out."""
+    container = m.containers[p["container"]]
+    container.files |= checkpoint.files(p["path"], mtp=False)
+
+
 #: The kinds that are a change of a file, which may come at any time.
-_FILES = ("write-file", "remove-file")
+_FILES = ("write-file", "remove-file", "package-upgraded")
 
 _AT_POWER_ON: dict[str, Callable[[Machine, Parameters], None]] = {
     "gpu-missing": _gpu_missing,
@@ -160,6 +171,8 @@ _AT_POWER_ON: dict[str, Callable[[Machine, Parameters], None]] = {
     "host-key-changed": _host_key_changed,
     "write-file": _write_file,
     "remove-file": _remove_file,
+    "package-upgraded": _package_upgraded,
+    "no-mtp-tensors": _no_mtp_tensors,
 }
 
 
@@ -253,8 +266,9 @@ def take_port(life: Life, system: System, port: int, unit_name: str) -> None:
 
     Its schedulers are long dead: its health address answers, and nothing else does. After a while it is gone too.
     """
-    if port in system.endpoints:
+    if port in system.endpoints or system.state != "running" or "old-port-owner" in life.machine.happened:
         return
+    life.machine.happened.add("old-port-owner")
     unit = system.units[unit_name]
     fault = next(f for f in life.machine.active_faults() if f.kind == "old-port-owner")
     process = life.by_hand(system, unit.exec_start, {**unit.environment, "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"})

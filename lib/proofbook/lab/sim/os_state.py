@@ -221,7 +221,7 @@ class Machine:
     reachable: bool = False  # whether the SSH port answers
     connections_epoch: int = 0  # grows each time that all connections are cut
     host_key: str = "first"  # which of its two host keys the machine shows
-    reloaded: set[str] = field(default_factory=set)  # systems whose ``at-reload`` faults have taken hold
+    happened: set[str] = field(default_factory=set)  # what comes only once, and has come
     revision: int = 0  # grows with every change of the state
     order: int = 0
     seed: str = ""

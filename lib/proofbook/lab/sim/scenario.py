@@ -7,7 +7,7 @@
     base = "four-gpu-hypervisor"            # scenarios/bases/<base>.toml: [machine], [clock], [intent], perhaps a base of its own
     [[faults]]                              # kind, when = "always" | "after-reboot", and the kind's own parameters
     [machine]  [clock]  [intent]            # laid over the base: tables are merged, lists replaced
-    [expect.reboot-verification]            # parameters, verdict, status, exit_code
+    [expect.reboot-verification]            # parameters, verdict, status, exit_code, perhaps rung
 
 Only ``machine``, ``faults`` and ``clock`` ever reach the process that plays the machine (:meth:`Scenario.served`).
 """
@@ -39,6 +39,7 @@ class Expectation:
     verdict: str
     status: str
     exit_code: int
+    rung: str = ""  # of the procedure's ladder, where it decides whether to keep a change
 
 
 @dataclass(frozen=True, slots=True)
