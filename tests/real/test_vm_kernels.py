@@ -58,13 +58,6 @@ def test_each_release_has_its_kernel(shared_group: Suited) -> None:
     assert machine.value(KernelLog()).complete
 
 
-def test_a_vm_of_each_release_answers_as_the_simulated_machine_does(shared_group: Suited, simulated: Simulated) -> None:
-    _, machine = shared_group
-    with machine.transport() as transport:
-        real = ask(transport.gather, simulated=False)
-    assert unexplained(rows(simulated["root"], real), EVERYWHERE + LESS + A_VM) == []
-
-
 def test_two_functions_behind_a_bridge_share_a_group(shared_group: Suited) -> None:
     _, machine = shared_group
     devices, groups = machine.value(PciDevices()), machine.value(IommuGroups())
@@ -113,6 +106,12 @@ def test_devices_with_drivers_of_the_kernel_itself(in_tree: VirtualMachine) -> N
         assert groups.groups[found.iommu_group].devices == (found.address,)
         assert in_tree.refusal(in_tree.group(found.address) + "/type", "identity") == REFUSALS["trixie"][0]
     assert in_tree.sh("ls /sys/class/nvme; test -b /dev/nvme0n1") == "nvme0"
+
+
+def test_the_new_release_answers_as_the_simulated_machine_does(in_tree: VirtualMachine, simulated: Simulated) -> None:
+    with in_tree.transport() as transport:
+        real = ask(transport.gather, simulated=False)
+    assert unexplained(rows(simulated["root"], real), EVERYWHERE + LESS + A_VM) == []
 
 
 def test_the_new_kernel_and_systemd_reboot_and_are_as_before(in_tree: VirtualMachine, tmp_path: Path) -> None:
