@@ -215,7 +215,7 @@ def _table(text: str, by_index: Mapping[str, str]) -> dict[Pair, str]:
             for column, cell in zip(columns, cells[1:], strict=False):  # further columns hold affinities
                 if column in by_index and column != cells[0] and cell:
                     found[by_index[cells[0]], by_index[column]] = cell
-        elif "GPU0" in cells or any(re.fullmatch(r"GPU\d+", cell) for cell in cells):
+        elif not cells[0] and any(re.fullmatch(r"GPU\d+", cell) for cell in cells):
             columns = [cell for cell in cells if cell]
     return found
 
