@@ -385,10 +385,15 @@ def _unknown(spelt: str, flags: FlagSet) -> FlagProblem:
     if spelt in table:
         first, last = versions[table[spelt][0][0]], versions[table[spelt][-1][1]]
         try:
-            later = _key(flags.version) < _key(first)
+            now = _key(flags.version)
         except CannotTell:
-            later = False
-        kind, when = ("not-yet", f"it came with {first}") if later else ("removed", f"{last} was the last release to take it")
+            now = _key(last)
+        if now < _key(first):
+            kind, when = "not-yet", f"it came with {first}"
+        elif now > _key(last):
+            kind, when = "removed", f"{last} was the last release to take it"
+        else:
+            kind, when = "unknown", f"{flags.by} does not name it, although releases {first} to {last} do"
         near = _nearest(spelt, flags)
         return FlagProblem(kind, spelt, f"{flags.version} does not know it: {when}", True, near)
     near = _nearest(spelt, flags)
