@@ -52,14 +52,14 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostSpec]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROOFBOOK_LAB_DIR", str(tmp_path_factory.mktemp("lab")))
         try:
-            yield Inventory().resolve("lab:healthy")
+            yield Inventory().resolve("lab:mtp-enabled")
         finally:
             client.stop()
 
 
 @pytest.fixture(scope="module")
 def bench(spec: HostSpec) -> Iterator[LabBench]:
-    host = Host("lab:healthy", *connect(spec))
+    host = Host("lab:mtp-enabled", *connect(spec))
     host.prove()
     try:
         yield LabBench(host)
