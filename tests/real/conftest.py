@@ -183,12 +183,12 @@ def machine_in(folder: Path, name: str) -> Iterator[Machine]:
 
 
 @pytest.fixture(scope="session")
-def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Simulated:
     """What simulated machines say: to ``root``, and to an ``ordinary`` login that has logged in before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROOFBOOK_LAB_DIR", str(tmp_path_factory.mktemp("simulated")))
         try:
-            yield {"root": _asked("healthy", root=True), "ordinary": _asked("no-dmesg-permission", root=False)}
+            return {"root": _asked("healthy", root=True), "ordinary": _asked("no-dmesg-permission", root=False)}
         finally:
             client.stop()
 
