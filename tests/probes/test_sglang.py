@@ -228,7 +228,7 @@ def test_whose_a_gpu_process_is(machine: Any) -> None:
         (f"/system.slice/{UNIT}/workers", None, True),
         ("/user.slice/user-0.slice/session-4.scope", None, False),
         (f"/lxc.payload.llm-two/system.slice/{UNIT}", ContainerSpec(name="llm-two", kind="lxc"), True),
-        (f"/machine.slice/systemd-nspawn@two.service/payload/system.slice/{UNIT}", ContainerSpec(name="two", kind="nspawn"), True),
+        (f"/machine.slice/systemd-nspawn@two.service/p/system.slice/{UNIT}", ContainerSpec(name="two", kind="nspawn"), True),
         (f"/system.slice/docker-3f2a.scope/system.slice/{UNIT}", ContainerSpec(name="llm-two", kind="docker"), True),
         ("", None, False),
     ],

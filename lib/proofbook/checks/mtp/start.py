@@ -15,6 +15,10 @@ from proofbook.signatures.sglang import ServerLog, Start, findings_of
 __all__ = ["StartReader", "StartStory"]
 
 _SOURCES = {"kernel": "kernel", "driver": "journald"}
+#: Signatures that say that something failed, and not what.
+_GENERAL = frozenset(
+    {"sglang-scheduler-exception", "python-traceback", "unit-exited", "unit-killed", "unit-failed", "service-error"}
+)
 
 
 @dataclass(frozen=True)
@@ -28,9 +32,10 @@ class StartStory:
 
     @property
     def cause(self) -> SignatureFinding | None:
-        """The first cause of its end, where a known line tells it."""
+        """What explains its end best, where a known line tells it: a fault that is named, before one that only says "failed"."""
         bad = [f for f in self.findings if f.verdict is Verdict.FAIL and f.kind != "gap"]
-        return next((f for f in bad if f.root), bad[0] if bad else None)
+        named = [f for f in bad if f.signature not in _GENERAL and f.kind == "fault"]
+        return next((f for f in (*named, *(f for f in bad if f.root), *bad)), None)
 
 
 class StartReader:
