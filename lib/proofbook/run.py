@@ -253,6 +253,11 @@ class Run:
         return self._status
 
     @property
+    def resuming(self) -> bool:
+        """Whether this run goes on with what another one had begun."""
+        return self._earlier is not None
+
+    @property
     def origin(self) -> str:
         """The run that began the change: this one, or the one that it goes on with."""
         return self._earlier.origin if self._earlier is not None else self.about.run_id
@@ -514,8 +519,13 @@ class Run:
 
     # ----------------------------------------------------------------------------------------- measuring
 
-    def measure(self, measure: Measure, *, title: str = "", again: bool = False) -> Measurement:
-        """Verb: experiment on the live system. What an earlier run measured before its change is taken from there."""
+    def measure(self, measure: Measure | None, *, title: str = "", again: bool = False) -> Measurement | None:
+        """Verb: experiment on the live system. What an earlier run measured before its change is taken from there.
+
+        None means that there is nothing to measure at this point; whoever says so has noted why.
+        """
+        if measure is None:
+            return None
 
         def do() -> Measurement:
             stored = self._earlier.measurement(measure.name) if self._earlier is not None else None

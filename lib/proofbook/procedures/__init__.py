@@ -9,7 +9,7 @@ from proofbook.errors import BadParameter
 from proofbook.procedures.base import Procedure
 
 #: Runbook name → module of this package.
-TABLE: dict[str, str] = {"reboot-verification": "reboot_verification"}
+TABLE: dict[str, str] = {"reboot-verification": "reboot_verification", "mtp-enablement": "mtp_enablement"}
 
 
 def names() -> list[str]:

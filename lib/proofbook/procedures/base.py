@@ -116,6 +116,8 @@ class Procedure:
 
 def type_name(annotation: Any) -> str:
     """A type as people write it: ``bool``, ``float``, ``str``, ``int | None``."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return " | ".join(map(str, typing.get_args(annotation)))
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         return " | ".join(type_name(a) for a in typing.get_args(annotation))
     if annotation is type(None):

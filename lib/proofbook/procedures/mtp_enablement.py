@@ -1,0 +1,330 @@
+"""MTP enablement: give a server speculation under a guard, prove that drafts are accepted, keep it only if it pays.
+
+The cells of ``runbooks/mtp-enablement.ipynb`` say these compositions in one line each. As soon as a rung of the ladder is
+known to fail, the steps behind it are left out: an outage is not prolonged for the sake of a number.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from proofbook.changes.nothing import NotToBeMade
+from proofbook.changes.unit_file import EnableMTP
+from proofbook.checks.mtp import accepted as accepted_checks
+from proofbook.checks.mtp.effect import took_effect
+from proofbook.checks.mtp.fit import FitToChange
+from proofbook.checks.mtp.holds import Holds
+from proofbook.checks.mtp.ladder import decide as climb
+from proofbook.checks.mtp.speculation import Speculation
+from proofbook.checks.mtp.start import read_start
+from proofbook.checks.mtp.worth import WorthIt
+from proofbook.errors import BadParameter, CannotTell
+from proofbook.intent import ContainerSpec, ServiceSpec
+from proofbook.inventory import HostSpec
+from proofbook.measures.control import ControlPrompts
+from proofbook.measures.serving import Baseline, Gain
+from proofbook.measures.stability import Stability
+from proofbook.model import Applied, Change, Check, Decision, Measure, Measurement, Verdict
+from proofbook.probes.journal import UnitJournal
+from proofbook.procedures.base import Procedure, ProcedureParameters
+from proofbook.run import Findings, Run
+from proofbook.view import Picture, accept_chart, gain_chart, start_chart
+
+#: Minutes that the questions of a guarded change take beside start and stability window.
+_QUESTIONS_MIN = 25.0
+
+
+class Parameters(ProcedureParameters):
+    host: str = Field(description="a name from proofbook.toml or ~/.ssh/config, or lab:<scenario>; no default on purpose")
+    unit: str = Field("", description="the server's systemd unit, [container/]unit; empty: the inventory's only service")
+    algorithm: str = Field(
+        "NEXTN", min_length=1, max_length=40, description="speculative algorithm, as the installed release names it"
+    )
+    num_steps: int = Field(5, ge=1, le=16, description="draft steps, 1-16")
+    eagle_topk: int = Field(1, ge=1, le=32, description="branches of a draft step, 1-32")
+    num_draft_tokens: int = Field(0, ge=0, le=256, description="draft tokens of a verify step; 0: num_steps + 1")
+    draft_model_path: str = Field("", description="a draft model of its own; empty: the layers that the checkpoint brings")
+    mem_fraction_static: float = Field(
+        0.0, ge=0, lt=1, description="share of GPU memory for weights and caches, 0-1; 0: as the unit has it"
+    )
+    max_running_requests: int = Field(0, ge=0, le=4096, description="requests that run at once; 0: as the unit has it")
+    mamba_strategy: str = Field(
+        "extra_buffer", description="state strategy of hybrid models, named as the release names it; empty: as the unit has it"
+    )
+    environment: str = Field("", description="further variables, NAME=value separated by commas; never secrets")
+    style: Literal["drop-in", "edit"] = Field("drop-in", description="drop-in, or edit: change the file that holds the command")
+    kill_leftovers: bool = Field(False, description="true kills what outlives the stop, inside the unit's control group only")
+    concurrency: str = Field("1,2,4,8", description="requests at once that are compared, separated by commas")
+    must_gain_at: str = Field("", description="concurrencies that must gain, separated by commas; empty: any one")
+    stability_minutes: float = Field(10.0, gt=0, le=240, description="how long it must hold under load, minutes")
+    guard_minutes: float = Field(
+        90.0, gt=0, le=1440, description="the machine takes the change back by itself after so many minutes unless it is kept"
+    )
+    approver: str = Field("", max_length=200, description="who approves the change (headless)")
+    approved: str = Field("", description="the digest of the plan that was read; empty stops at the gate")
+
+    @field_validator("approved")
+    @classmethod
+    def _digest(cls, value: str) -> str:
+        digits = value.removeprefix("sha256:")
+        if value and (len(digits) != 64 or digits == value or any(c not in "0123456789abcdef" for c in digits)):
+            raise ValueError("a plan's digest is sha256: and 64 hex digits, as the gate printed it")
+        return value
+
+    @field_validator("concurrency", "must_gain_at")
+    @classmethod
+    def _levels_are_numbers(cls, value: str) -> str:
+        for text in filter(None, (t.strip() for t in value.split(","))):
+            if not text.isdigit() or not 1 <= int(text) <= 256:
+                raise ValueError(f"{text!r} is no number of requests (1-256)")
+        return value
+
+    @field_validator("environment")
+    @classmethod
+    def _variables(cls, value: str) -> str:
+        for text in filter(None, (t.strip() for t in value.split(","))):
+            name, equals, _ = text.partition("=")
+            if not equals or not name.isidentifier():
+                raise ValueError(f"{text!r} is not NAME=value")
+        return value
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        return tuple(sorted({int(t) for t in self.concurrency.split(",") if t.strip()}))
+
+    @property
+    def wanted_levels(self) -> tuple[int, ...]:
+        return tuple(sorted({int(t) for t in self.must_gain_at.split(",") if t.strip()}))
+
+    @property
+    def speculation(self) -> Speculation:
+        pairs = [t.strip().partition("=") for t in self.environment.split(",") if t.strip()]
+        return Speculation(
+            algorithm=self.algorithm,
+            num_steps=self.num_steps,
+            eagle_topk=self.eagle_topk,
+            num_draft_tokens=self.num_draft_tokens,
+            draft_model_path=self.draft_model_path,
+            mem_fraction_static=self.mem_fraction_static or None,
+            max_running_requests=self.max_running_requests or None,
+            mamba_strategy=self.mamba_strategy,
+            environment=tuple((name, value) for name, _, value in pairs),
+        )
+
+
+def accepts(parameters: Parameters, spec: HostSpec) -> None:
+    """Refuse, before any contact, what cannot come out well on this host."""
+    service = _service(parameters, spec)
+    if not parameters.levels:
+        raise BadParameter("concurrency names no level", hint="e.g. concurrency=1,2,4,8")
+    if not set(parameters.wanted_levels) <= set(parameters.levels):
+        raise BadParameter(
+            "must_gain_at names a concurrency that is not measured", hint=f"concurrency is {parameters.concurrency}"
+        )
+    needed = 2 * service.ready_s / 60 + parameters.stability_minutes + _QUESTIONS_MIN
+    if parameters.guard_minutes < needed:
+        raise BadParameter(
+            f"guard_minutes={parameters.guard_minutes:g} is too short: it would be over while the change is looked at",
+            hint=f"start, questions and stability window need about {needed:.0f} minutes",
+        )
+    if parameters.approved and not parameters.approver:
+        raise BadParameter("approved is given without approver", hint="say who approves: approver=<name>")
+
+
+def _service(parameters: Parameters, spec: HostSpec) -> ServiceSpec:
+    if parameters.unit:
+        return spec.service(parameters.unit)
+    if len(spec.services) != 1:
+        named = ", ".join(s.spec for s in spec.services) or "none"
+        raise BadParameter(
+            f"which server of {spec.name}? its inventory declares {named}", hint="say unit=[container/]<name>.service"
+        )
+    return spec.services[0]
+
+
+PROCEDURE = Procedure(
+    name="mtp-enablement",
+    title="MTP enablement",
+    purpose="Give a serving unit multi-token prediction under a guard, prove that drafts are accepted, keep it only if it pays.",
+    changes_host=True,
+    undo="the guard on the machine, or `proofbook rollback`: the old files byte for byte, and the old command serving again",
+    takes="40 to 90 minutes; the service is down for one start, or two when it is taken back",
+    parameters=Parameters,
+    accepts=accepts,
+    lease_s=lambda parameters: float(parameters.guard_minutes) * 60,
+)
+
+# ----------------------------------------------------------------------------------------- compositions
+
+
+def service(run: Run) -> ServiceSpec:
+    return _service(run.parameters, run.intent)
+
+
+def container(run: Run) -> ContainerSpec | None:
+    name = service(run).container
+    return next((c for c in run.intent.containers if c.name == name), None)
+
+
+def fit(run: Run) -> tuple[Check, ...]:
+    """Everything that can be known before anything is changed."""
+    parameters = run.parameters
+    need = max(parameters.wanted_levels, default=0)
+    return (FitToChange(service(run), container(run), parameters.speculation, need),)
+
+
+def baseline(run: Run, ready: Findings) -> Measure | None:
+    """How fast it answers today. Not measured on a server that is not fit to be changed."""
+    if _failed(run, ready):
+        _left_out(run, "the baseline", "this server is not fit to be changed as it stands")
+        return None
+    return Baseline(service(run), container(run), concurrency=run.parameters.levels)
+
+
+def change(run: Run, ready: Findings) -> Change:
+    """The change, or none when the first question was answered with no."""
+    reasons = tuple(f.reason for f in ready if f.verdict is Verdict.FAIL)
+    if reasons and not run.resuming:
+        return NotToBeMade(f"Speculation of {service(run).spec}", reasons)
+    parameters = run.parameters
+    return EnableMTP(
+        service(run),
+        container(run),
+        parameters.speculation,
+        parameters.style,
+        parameters.guard_minutes,
+        parameters.kill_leftovers,
+    )
+
+
+def effect(run: Run, applied: Applied) -> tuple[Check, ...]:
+    """Did it take effect? Not asked when nothing may be changed."""
+    if _refused(applied):
+        return ()
+    return took_effect(service(run), container(run), run.parameters.speculation, applied)
+
+
+def control(run: Run, before: Measurement | None, applied: Applied, effect: Findings) -> Measure | None:
+    if _refused(applied):
+        return None
+    if _failed(run, effect):
+        _left_out(run, "the control prompts", "it did not take effect, and it will be taken back")
+        return None
+    return ControlPrompts(service(run), container(run), before=before)
+
+
+def accepted(run: Run, control: Measurement | None) -> tuple[Check, ...]:
+    """What the control prompts showed."""
+    if control is None:
+        return ()
+    about = service(run).spec
+    return (
+        accepted_checks.SpeculationWasUsed(control, about),
+        accepted_checks.DraftsAreAccepted(control, about),
+        accepted_checks.AnswersAreRight(control, about),
+        accepted_checks.LivedThrough(control, about),
+    )
+
+
+def stability(run: Run, applied: Applied, *so_far: Findings) -> Measure | None:
+    if _refused(applied):
+        return None
+    if _failed(run, *so_far):
+        _left_out(run, "the stability window", "an earlier question was answered with no, and it will be taken back")
+        return None
+    level = min(4, max(run.parameters.levels))
+    return Stability(service(run), container(run), minutes=run.parameters.stability_minutes, concurrency=level)
+
+
+def holds(run: Run, window: Measurement | None) -> tuple[Check, ...]:
+    return (Holds(service(run), container(run), window),) if window is not None else ()
+
+
+def gain(run: Run, before: Measurement | None, applied: Applied, *so_far: Findings) -> Measure | None:
+    if _refused(applied):
+        return None
+    if before is None:
+        _left_out(run, "the gain", "there is no baseline to compare with")
+        return None
+    if applied.outcome == "nothing-to-do":
+        _left_out(run, "the gain", "nothing was changed in this run, so both arms would be the same")
+        return None
+    if _failed(run, *so_far):
+        _left_out(run, "the gain", "an earlier question was answered with no, and it will be taken back")
+        return None
+    return Gain(service(run), container(run), before=before)
+
+
+def worth(run: Run, gain: Measurement | None) -> tuple[Check, ...]:
+    return (WorthIt(gain, service(run).spec, run.parameters.wanted_levels),) if gain is not None else ()
+
+
+def pictures(run: Run, control: Measurement | None, gain: Measurement | None) -> None:
+    """What a reader of the record sees first: the start, the accept length, the gain."""
+    with_start = _start(run)
+    if with_start is not None:
+        run.picture("start", "How the server started", with_start.png, with_start.alt)
+    if control is not None:
+        drawn = accept_chart(control.value)
+        run.picture("accept-length", "How many tokens each verify step gave", drawn.png, drawn.alt)
+    if gain is not None:
+        drawn = gain_chart(gain.value)
+        run.picture("gain", "How much faster each request became", drawn.png, drawn.alt)
+
+
+def _start(run: Run) -> Picture | None:
+    probe = UnitJournal(service(run).name, container(run))
+    try:
+        log = run.seen.value(probe)
+    except CannotTell:
+        return None
+    start = read_start(log.entries, log.unit).start
+    return start_chart(start) if start is not None else None
+
+
+def decide(run: Run, applied: Applied, *findings: Findings) -> Decision:
+    """Keep it, or take it back, by the ladder."""
+    told = [f for found in findings for f in found]
+    spec = run.parameters.speculation
+    scope = (
+        f"{service(run).spec} on {run.host.identity.hostname}",
+        f"SGLang {applied.plan.settings.get('version', 'of a release that was not told')}",
+        f"{spec.algorithm} with {spec.num_steps} steps, {spec.draft_tokens} draft tokens",
+        f"concurrency {run.parameters.concurrency}, the prompts of this release of proofbook, at temperature 0 for timing",
+    )
+    return climb(
+        told, scope=scope, not_verified=("real traffic: the prompts are a fixed set", "longer than the stability window")
+    )
+
+
+def _refused(applied: Applied) -> bool:
+    """Nothing was changed because nothing may be: asking whether it took effect would be asking for nothing."""
+    return applied.outcome == "nothing-to-do" and applied.plan.change == NotToBeMade.name
+
+
+def _failed(run: Run, *findings: Findings) -> bool:
+    return any(found.verdict is Verdict.FAIL for found in findings if found)
+
+
+def _left_out(run: Run, what: str, why: str) -> None:
+    run.note(f"{what} was not measured: {why}.", kind="not-verified", title=what)
+
+
+__all__ = [
+    "PROCEDURE",
+    "Parameters",
+    "accepted",
+    "baseline",
+    "change",
+    "control",
+    "decide",
+    "effect",
+    "fit",
+    "gain",
+    "holds",
+    "pictures",
+    "stability",
+    "worth",
+]
