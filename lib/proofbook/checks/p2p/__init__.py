@@ -8,6 +8,7 @@
     said = findings(matrix)                                         # the same as findings of a check
 """
 
+from proofbook.checks.p2p.advertised import PeerClaims
 from proofbook.checks.p2p.attribution import PairFault, WindowLog, attribute, logs_of
 from proofbook.checks.p2p.bandwidth import Figure, Speed, class_of, figures_of, speeds
 from proofbook.checks.p2p.matrix import Cell, P2pMatrix, State, changed, judge_matrix
@@ -20,6 +21,7 @@ __all__ = [
     "P2pMatrix",
     "P2pVerdict",
     "PairFault",
+    "PeerClaims",
     "Speed",
     "State",
     "WindowLog",
