@@ -33,6 +33,8 @@ hosts_app = typer.Typer(help="The machines of the inventory.", no_args_is_help=T
 lab_app = typer.Typer(help="Simulated GPU servers behind a real SSH server on this machine.", no_args_is_help=True)
 app.add_typer(hosts_app, name="hosts")
 app.add_typer(lab_app, name="lab")
+lease_app = typer.Typer(help="Who may change a machine now: one run at a time, said by the machine itself.", no_args_is_help=True)
+app.add_typer(lease_app, name="lease")
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -348,6 +350,33 @@ def hosts_check(
     else:
         out.print(hosts.table(reports))
     raise typer.Exit(0 if reports and all(r.usable for r in reports) else 1)
+
+
+# ------------------------------------------------------------------------------------------------ lease
+
+
+@lease_app.command("show")
+def lease_show(host: Annotated[str, typer.Argument(help="A name from proofbook.toml or ~/.ssh/config, or lab:….")]) -> None:
+    """Which run may change this machine now, since when, and whether that looks as if nobody were there any more."""
+    from proofbook import leases
+    from proofbook.changes.lease import explain
+
+    held = leases.show(host)
+    out.print(_visible(explain(held, held.now) if held else f"no run holds {host}"), markup=False)
+
+
+@lease_app.command("break")
+def lease_break(
+    host: Annotated[str, typer.Argument(help="A name from proofbook.toml or ~/.ssh/config, or lab:….")],
+    run: Annotated[str, typer.Argument(help="The run that holds it, as `proofbook lease show` says it.")],
+    who: Annotated[str, typer.Option("--who", help="Your name; the machine keeps it.")] = "",
+) -> None:
+    """Take the lease away from a run that is really over. What that run had begun stays begun: roll it back, or go on with it."""
+    from proofbook import leases
+
+    before = leases.break_it(host, run, who)
+    out.print(_visible(f"run {before.run} of {before.holder} no longer holds {host}"), markup=False)
+    out.print(f"what it had begun: proofbook resume {before.run}, or proofbook rollback {before.run}", markup=False)
 
 
 # -------------------------------------------------------------------------------------------------- lab
