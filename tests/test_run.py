@@ -560,7 +560,9 @@ def test_a_change_that_does_not_hold_is_taken_back_and_the_status_says_so(tmp_pa
     assert s.run.confirm(applied, TAKE_BACK).outcome == "rolled-back"
     s.run.close()
     assert s.run.status is RunStatus.ROLLED_BACK
-    assert s.events("run.closing")[0]["data"]["exit_code"] == 5
+    closing = s.events("run.closing")[0]["data"]
+    assert closing["exit_code"] == 5
+    assert closing["summary"].startswith("Taken back (FAIL_SPEC_OFF): no draft was accepted")
 
 
 def test_an_undo_that_fails_is_its_own_end_and_keeps_the_machine_held(tmp_path: Path) -> None:

@@ -233,6 +233,7 @@ class Run:
         self._holds_for: Plan | None = None  # the plan for which this run holds the machine's lease
         self._unconfirmed: Applied | None = None
         self._came_to = RunStatus.COMPLETED
+        self._decision: Decision | None = None
         self._done: dict[tuple[str, str], Any] = {}
         self._steps = 0
         self._acts = 0
@@ -712,6 +713,7 @@ class Run:
         plan = applied.plan
         if applied.outcome == "nothing-to-do":
             return applied
+        self._decision = decision
         self._say("decision", {**msgspec.to_builtins(decision), "digest": plan.digest}, durable=True)
         change, hands = self._changes[plan.digest], _RunHands(self, plan)
         if decision.keep:
@@ -851,6 +853,9 @@ class Run:
         once = {(f.check, f.subject, f.verdict, f.reason) for f in self._findings}  # the same at both looks counts once
         counts = {v: sum(verdict is v for _, _, verdict, _ in once) for v in Verdict}
         told = ", ".join(f"{n} {v}" for v, n in counts.items() if n)
+        if self._decision is not None:
+            done = {RunStatus.ROLLED_BACK: "Taken back", RunStatus.ROLLBACK_FAILED: "COULD NOT BE TAKEN BACK"}.get(status, "Kept")
+            return f"{done} ({self._decision.rung}): {self._decision.because} ({told})."
         worst_finding = next(
             (f for v in (Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN) for f in self._findings if f.verdict is v), None
         )
