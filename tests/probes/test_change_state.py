@@ -41,7 +41,7 @@ def test_the_lease() -> None:
     answer = TalkingMachine().on("proofbook-lease", "show", stdout=LEASE).ask(LeaseHeld())
     assert answer.known, answer.unknown
     assert (answer.value.run, answer.value.holder, answer.value.expired) == ("run-1", "mira@laptop", False)
-    nobody = TalkingMachine().on("proofbook-lease", "show", stdout="end\n").ask(LeaseHeld())
+    nobody = TalkingMachine().on("proofbook-lease", "show", stdout="now=1775661015\nboot_now=7c0e\nend\n").ask(LeaseHeld())
     assert nobody.known
     assert nobody.value is None
 

@@ -46,6 +46,7 @@ for unit in ${unit:-.}; do
           sh "$PROOFBOOK_TEST_ROOT/var/lib/proofbook/changes/$id/guard.sh" due "$id" 9<&- || exit 1 ;;
         *) echo active > "$here/active/$unit" ;;
       esac ;;
+    is-system-running) cat "$here/manager" 2> /dev/null || echo running ;;
     stop) rm -f "$here/active/$unit" ;;
   esac
 done

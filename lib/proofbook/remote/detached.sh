@@ -58,9 +58,12 @@ start() {
     for word; do quoted "$word"; done
     echo
   } > "$d/step.sh" || fail 73 "the step cannot be written (is the disk full?)"
-  # shellcheck disable=SC2016
-  printf 'printf "%%s %%s %%s %%s\\n" "$(date +%%s)" "$SERVICE_RESULT" "$EXIT_CODE" "$EXIT_STATUS" > "%s/ended.new" && mv "%s/ended.new" "%s/ended"\n' \
-    "$d" "$d" "$d" > "$d/ended.sh" || fail 73 "the step cannot be written (is the disk full?)"
+  # WHY the manager's state: an orderly shutdown ends the step like any stop does, and it is not the step that ended then.
+  cat > "$d/ended.sh" << END || fail 73 "the step cannot be written (is the disk full?)"
+echo "\$(date +%s) \$SERVICE_RESULT \$EXIT_CODE \$EXIT_STATUS \$(systemctl is-system-running)" > $d/ended.new
+sync $d/ended.new || sync
+mv $d/ended.new $d/ended
+END
   printf '%s %s\n' "$(date +%s)" "$life" > "$d/begun.new" || fail 73 "the step cannot be written (is the disk full?)"
   flush "$d/step.sh" "$d/ended.sh" "$d/begun.new"
   # WHY begun before it is run: of a step that may have been run nobody must think that it never was.
@@ -78,8 +81,11 @@ report() {
   printf 'began %s\nnow %s\n' "$began" "$(date +%s)"
   for one in out err; do [ ! -f "$d/$one" ] || printf '%s %s\n' "$one" "$(($(wc -c < "$d/$one")))"; done
   if [ -f "$d/ended" ]; then
-    read -r ended result how code < "$d/ended"
-    printf 'step ended\nended %s\nresult %s\nhow %s\nstatus %s\n' "$ended" "$result" "$how" "$code"
+    read -r ended result how code manager < "$d/ended"
+    case $manager:$how in
+      stopping:killed) printf 'step lost\nwhy the machine was shut down while it ran\n' ;;
+      *) printf 'step ended\nended %s\nresult %s\nhow %s\nstatus %s\n' "$ended" "$result" "$how" "$code" ;;
+    esac
   elif [ "$life" != "$life_then" ]; then
     printf 'step lost\nwhy the machine was started anew while it ran\n'
   else

@@ -1,14 +1,14 @@
 """lease.sh: who may change a machine now, and which approvals were used; what goes there and comes back.
 
-Every verb answers with the present lease, or with nothing where there is none::
+Every verb answers with the machine's time and boot, and the lease where there is one::
 
+    now=1775661015
+    boot_now=7c0e2c5b3f0e4f0a9c550a4b1d2e3f40
     run=20260408T150412Z-3f2a
     holder=mira@laptop
     taken=1775660652
     expires=1775664252
     boot_id=7c0e2c5b3f0e4f0a9c550a4b1d2e3f40
-    now=1775661015
-    boot_now=7c0e2c5b3f0e4f0a9c550a4b1d2e3f40
     expired=no
     end
 """

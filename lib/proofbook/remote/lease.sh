@@ -22,11 +22,12 @@ base=$prefix/var/lib/proofbook
 file=$base/lease
 
 report() {
+  at=$(date +%s)
+  printf 'now=%s\nboot_now=%s\n' "$at" "$boot_now"
   if read_lease; then
-    at=$(date +%s)
     [ "$expires" -gt "$at" ] && expired=no || expired=yes
-    printf 'run=%s\nholder=%s\ntaken=%s\nexpires=%s\nboot_id=%s\n' "$run" "$holder" "$taken" "$expires" "$boot_id"
-    printf 'now=%s\nboot_now=%s\nexpired=%s\n' "$at" "$boot_now" "$expired"
+    printf 'run=%s\nholder=%s\ntaken=%s\nexpires=%s\nboot_id=%s\nexpired=%s\n' \
+      "$run" "$holder" "$taken" "$expires" "$boot_id" "$expired"
   fi
   echo end
 }

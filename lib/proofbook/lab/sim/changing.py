@@ -387,7 +387,7 @@ def lease(life: Life, system: System, words: Sequence[str]) -> tuple[int, str, s
     disk, path, now = Disk(life, system), f"{_BASE}/lease", int(life.now)
     held = dict(line.partition("=")[::2] for line in disk.text(path).splitlines())
     verb, arguments = words[0], list(words[1:])
-    out, status, why = "", 0, ""
+    out, status, why = f"now={now}\nboot_now={life.machine.boot.id}\n", 0, ""
     asking = arguments[1:2] if verb == "use" else arguments[:1]
     ours = bool(held) and asking == [held["run"]]
     match verb, arguments:
@@ -414,13 +414,13 @@ def lease(life: Life, system: System, words: Sequence[str]) -> tuple[int, str, s
             if disk.node(used) is None:
                 disk.write(used, f"run={run} at={now}\n")
             by, at = (word.partition("=")[2] for word in disk.text(used).split())
-            out = f"used_by={by}\nused_at={at}\n"
+            out += f"used_by={by}\nused_at={at}\n"
             status, why = (0, "") if by == run else (76, f"the approval was used by run {by}")
         case _:
             status, why = 64, f"used wrongly: {verb} with {len(arguments)} words"
     if held:
         disk.write(path, "".join(f"{k}={v}\n" for k, v in held.items()))
-        shown = {**held, "now": now, "boot_now": life.machine.boot.id, "expired": "no" if int(held["expires"]) > now else "yes"}
+        shown = {**held, "expired": "no" if int(held["expires"]) > now else "yes"}
         out += "".join(f"{k}={v}\n" for k, v in shown.items())
     elif disk.node(path) is not None:
         disk.remove(path)
