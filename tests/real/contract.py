@@ -43,6 +43,7 @@ _NUMBERED = (
     (re.compile(r"(?:/(?:etc|run|lib|usr/lib)/systemd/system/\S+ ?)+"), "<unit files>"),
     (re.compile(r"(?:(/proc/<pid>/\w+) ?)(?: ?/proc/<pid>/\w+)*"), r"\1"),
     (re.compile(r"(?:/sys/fs/cgroup/\S+ ?)+"), "<control groups>"),
+    (re.compile(r"/boot/initrd\.img-\S+"), "/boot/initrd.img-<kernel>"),
     (re.compile(r"env (?:\w+=\S* )+\S*/python3? (?:-c .*|-m (\S+) .*)", re.S), r"<the server's own Python> \1"),
 )
 
@@ -374,6 +375,12 @@ Reasons = tuple[tuple[str, str, str], ...]
 
 EVERYWHERE: Reasons = (
     (r"cat /proc/<pid>/(cmdline|environ)", r"path simulated, text real", "OpenSSH writes its state over its arguments"),
+    (r"cat /proc/<pid>/cmdline", r"exit status 0 simulated, 1 real", "a process of a login may be gone when it is asked about"),
+    (
+        r"(cat|find|fincore) .*/models/.*",
+        r"exit status 0 simulated, 1 real|only simulated",
+        "no real machine here has a model",
+    ),
     (r"which .*", r"exit status 0 simulated, 1 real", "the simulated machine is a Proxmox host, with pct"),
     (r"pct .*", r".*", "no real machine here is a Proxmox host"),
     (r"proofbook-open-devices /dev/nvidia.*", r"only simulated", "no container to ask; other nodes are compared"),
@@ -389,13 +396,18 @@ LESS: Reasons = (
     (r"(sudo )?stat .*<unit files>", r"only simulated", "the same, asked together with that file"),
     (r"systemctl show ssh\.service .*", r"(EnvironmentFiles|Restart|KillMode)\b.*", "Debian's own unit of sshd says more"),
     (r"systemctl show no-such\.service .*", r"OOMPolicy: .*", "a unit that is not there has no policy"),
-    (r"proofbook-(guard|lease|detached) .*", r"exit status 2 simulated, 0 real", "the simulated shell runs no guarded change"),
-    (r"<the server's own Python>.*", r"exit status 127 simulated, 0 real", "the simulated machine runs no Python programs"),
+    (
+        r"proofbook-read-files /sys/bus/pci/devices/\*.*",
+        r"/sys/bus/pci/devices/<pci>: D simulated, never real \(real: L\)",
+        "the simulated machine has the devices themselves where a real one has links to them",
+    ),
 )
 A_BOX: Reasons = (
     (r"dmesg|journalctl -k .*", r".*", "a container reads no kernel log"),
     (r"modinfo .*|nvidia-smi .*", r".*", "a container has no GPU"),
     (r"proofbook-read-files /proc/driver/nvidia.*", r".*", "a container has no GPU"),
+    (r"proofbook-read-files .*", r"/proc/driver/nvidia/.*", "a container has no GPU"),
+    (r"lspci .*", r"stderr '' simulated, '.*libkmod.*", "a container has no modules"),
 )
 A_VM: Reasons = ((r"nvidia-smi --query-compute-apps.*", r"text simulated, nothing real", "nothing computes on a stand-in"),)
 

@@ -40,7 +40,8 @@ def remains(box: Box) -> list[str]:
     return found
 
 
-NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "uts")
+#: The container's first process is the child of the one that the keeper knows: its PID namespace is "for children" there.
+NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid_for_children", "uts")
 
 
 def namespaces(process: str) -> set[str]:
