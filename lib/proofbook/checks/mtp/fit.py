@@ -364,7 +364,9 @@ class FitToChange(Check):
         state_bytes = 2 if _value(argv, "--mamba-ssm-dtype") == "bfloat16" else 4
         shape = shape_of(checkpoint.text_config, tp, state_bytes=state_bytes)
         free, weights, source = self._sizes(seen, checkpoint, tp)
-        wanted = budget(shape, _wish(argv, version.version, self.speculation.draft_tokens, known), free=free, weights=weights)
+        wanted = budget(
+            shape, _wish(argv, version.version, self.speculation.effective_draft_tokens, known), free=free, weights=weights
+        )
         try:
             now = budget(shape, _wish(process.argv, version.version, 0, known), free=free, weights=weights)
         except CannotTell:

@@ -40,6 +40,11 @@ class Speculation:
         return self.num_draft_tokens or self.num_steps + 1
 
     @property
+    def effective_draft_tokens(self) -> int:
+        """What the server makes of it: with topk 1 always ``num_steps + 1``, whatever was asked."""
+        return self.num_steps + 1 if self.eagle_topk == 1 else self.draft_tokens
+
+    @property
     def stored_algorithm(self) -> str:
         """As the server stores and shows it: NEXTN becomes EAGLE."""
         name = self.algorithm.upper()

@@ -1,0 +1,394 @@
+"""Accepted, held, worth it: measurements judged; and the ladder that decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from proofbook.checks.mtp.accepted import AnswersAreRight, DraftsAreAccepted, LivedThrough, SpeculationWasUsed
+from proofbook.checks.mtp.budget import GIB, Wish, budget, shape_of
+from proofbook.checks.mtp.effect import took_effect
+from proofbook.checks.mtp.holds import Holds
+from proofbook.checks.mtp.ladder import NEEDED, RUNGS, decide, rung_of
+from proofbook.checks.mtp.worth import WorthIt
+from proofbook.errors import CannotTell
+from proofbook.model import Finding, Measurement, Verdict
+from proofbook.probes.journal import JournalEntry, UnitJournal, UnitLog
+from proofbook.probes.kernel_log import KernelLine, KernelLog
+from proofbook.probes.memory import GpuMemory
+from proofbook.probes.sglang import Processes, ProcessTable, ServerFacts, ServerInfo
+from proofbook.probes.systemd import UnitState
+
+from .conftest import (
+    CONFIG,
+    CONTAINER,
+    GPUS,
+    INFO,
+    INVOCATION,
+    LIFE,
+    SERVICE,
+    STEADY,
+    T0,
+    TABLE,
+    UNIT,
+    URL,
+    WANTED,
+    applied,
+    control,
+    entries,
+    judged,
+    measurement,
+    request,
+    said,
+    unit,
+    with_case,
+    worst_of,
+)
+
+# ------------------------------------------------------------------------------------------------------ accepted
+
+
+@pytest.mark.parametrize(
+    ("length", "verdict", "why"),
+    [
+        (1.0, "FAIL", "no draft is accepted"),
+        (1.19, "FAIL", "no draft is accepted"),
+        (1.2, "WARN", "doubtful"),
+        (1.5, "WARN", "doubtful"),
+        (1.6, "WARN", "far from the 6 that 5 steps could give"),
+        (5.0, "PASS", "5.00 tokens a step on the control prompt (lowest 4.90) of at most 6"),
+    ],
+)
+def test_the_accept_length(length: float, verdict: str, why: str) -> None:
+    value = with_case("greedy", accept_length=length)
+    findings = judged(DraftsAreAccepted(measurement(value)))
+    assert (str(findings[0].verdict), why in findings[0].reason) == (verdict, True), said(findings)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"completed": 0, "accept_length": None, "problem": "no answer within 120 s"}, "no answer within 120 s"),
+        ({"completed": 2, "problem": "HTTP 500"}, "only 2 of 3"),
+        ({"accept_length": None}, "no accept length"),
+    ],
+)
+def test_no_accept_length_is_no_pass(more: dict[str, Any], why: str) -> None:
+    findings = judged(DraftsAreAccepted(measurement(with_case("greedy", **more))))
+    assert (len(findings), str(findings[0].verdict), why in findings[0].reason) == (1, "UNKNOWN", True)
+
+
+def test_lossy_thresholds_are_said() -> None:
+    value = {**control(), "config": {"speculative_accept_threshold_single": 0.8, "speculative_accept_threshold_acc": 1.0}}
+    assert "speculative_accept_threshold_single=0.8" in said(judged(DraftsAreAccepted(measurement(value))))
+
+
+def test_speculation_that_is_off_makes_no_verification_steps() -> None:
+    value = {**with_case("greedy", verify_ct=None), "speculation": "off"}
+    assert "768 tokens were made and no draft was verified" in said(judged(SpeculationWasUsed(measurement(value))))
+    assert worst_of(judged(SpeculationWasUsed(measurement(control())))) == "PASS"
+    assert worst_of(judged(SpeculationWasUsed(measurement(with_case("greedy", completed=0))))) == "UNKNOWN"
+
+
+def test_wrong_answers() -> None:
+    lost = with_case("structured", expect=[{"what": "is JSON of the wanted form", "held": False, "reason": "it ends early"}])
+    findings = judged(AnswersAreRight(measurement(lost)))
+    assert "JSON: it does not hold that it is JSON of the wanted form (it ends early)" in said(findings)
+    parted = {
+        **control(),
+        "agreement": [{"prompt": "math", "must_agree": True, "same": False, "reason": "parts at token 3 of 200"}],
+    }
+    findings = judged(AnswersAreRight(measurement(parted)))
+    assert "1 greedy answer of 1 are not those of the baseline: math (parts at token 3 of 200)" in said(findings)
+    may = {**control(), "agreement": [{"prompt": "prose", "must_agree": False, "same": False}]}
+    assert worst_of(judged(AnswersAreRight(measurement(may)))) == "PASS"
+    assert worst_of(judged(AnswersAreRight(measurement({**control(), "cases": []})))) == "UNKNOWN"
+
+
+def test_a_crash_behind_an_automatic_restart() -> None:
+    value = {
+        **control(),
+        "steady": {"steady": False, "changes": ["after 'structured': main process 812 -> 999"], "lives": [LIFE]},
+    }
+    assert "main process 812 -> 999" in said(judged(LivedThrough(measurement(value))))
+    unsure = {**control(), "steady": {"steady": None, "changes": [], "lives": [{**LIFE, "known": False, "unknown": "lost"}]}}
+    assert worst_of(judged(LivedThrough(measurement(unsure)))) == "UNKNOWN"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "rung"), [("deadline", "FAIL_ZOMBIE"), ("closed", "FAIL_UNSTABLE"), ("http", "FAIL_UNSTABLE")]
+)
+def test_a_hang_is_told_apart_from_a_crash(trouble: str, rung: str) -> None:
+    bad = request(ok=False, trouble=trouble, problem="no answer within 120 s")
+    value = with_case("greedy", requests=[request(), bad, request(ok=False, trouble="not-asked")])
+    findings = judged(LivedThrough(measurement(value)))
+    (failed,) = [f for f in findings if f.verdict == "FAIL"]
+    assert "1 of 5 requests were not answered" in failed.reason
+    assert rung_of(failed) == rung
+
+
+# --------------------------------------------------------------------------------------------------------- holds
+
+
+def window(**more: Any) -> dict[str, Any]:
+    load = {
+        "waves": 20, "asked": 240, "completed": 240, "tokens": 61440, "busy_share": 0.9, "s_per_token_first": 0.01,
+        "s_per_token_last": 0.0101, "accept_length": 4.2, "lowest_accept_length": 2.0, "requests_failed": [],
+    }  # fmt: skip
+    return {
+        "minutes": 10,
+        "lasted_s": 601.0,
+        "steady": STEADY,
+        "load": {**load, **more.pop("load", {})},
+        "ended_early": "",
+        **more,
+    }
+
+
+def holds(value: dict[str, Any], values: dict[Any, Any]) -> list[Finding]:
+    return judged(Holds(SERVICE, CONTAINER, measurement(value, "serving.Stability")), values)
+
+
+def test_a_quiet_window_holds(values: dict[Any, Any]) -> None:
+    findings = holds(window(), values)
+    assert worst_of(findings) == "PASS", said(findings)
+    assert "10 min under load: 240 requests, 61440 tokens, busy 90% of the time" in said(findings)
+    assert "no fault in 1 new kernel line" in said(findings)
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict", "why"),
+    [
+        (window(lasted_s=100.0, ended_early="the server stopped answering"), "UNKNOWN", "cut after 100 s of 600 s"),
+        (window(load={"asked": 0, "completed": 0}), "UNKNOWN", "no load in the window"),
+        (
+            window(load={"completed": 239, "requests_failed": [request(ok=False, trouble="deadline", problem="no answer")]}),
+            "FAIL",
+            "it hangs",
+        ),
+        (window(load={"s_per_token_last": 0.02}), "WARN", "it wears out"),
+        (window(load={"accept_length": 1.1}), "WARN", "drafts hardly help"),
+        (
+            window(steady={"steady": False, "changes": ["restarted"], "lives": [LIFE]}),
+            "FAIL",
+            "did not live through it: restarted",
+        ),
+    ],
+)
+def test_a_window_that_does_not_hold(values: dict[Any, Any], value: dict[str, Any], verdict: str, why: str) -> None:
+    findings = holds(value, values)
+    assert worst_of(findings) == verdict, said(findings)
+    assert any(why in f.reason for f in findings if f.verdict == verdict), said(findings)
+
+
+def test_another_process_after_the_window(values: dict[Any, Any]) -> None:
+    values[UnitState(UNIT, CONTAINER)] = unit(main_pid=4444, invocation_id="d4" * 16)
+    assert "in it, it was 812" in said(holds(window(), values))
+
+
+def test_errors_in_its_log_and_in_the_kernels(values: dict[Any, Any]) -> None:
+    crash = JournalEntry(
+        T0, 500.0, 6, "[2026-03-09 16:05:00 TP0] Detected errors during sampling! NaN in the logits.", "python", 812, "stdout"
+    )
+    values[UnitJournal(UNIT, CONTAINER)] = UnitLog(UNIT, INVOCATION, (*entries(), crash), True)
+    assert "in its log: " in said([f for f in holds(window(), values) if f.verdict != "PASS"])
+    xid = KernelLine(5000.0, T0 + timedelta(minutes=5), 3, "NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off the bus.")
+    values[KernelLog()] = replace(values[KernelLog()], lines=(*values[KernelLog()].lines, xid))
+    bad = [f for f in holds(window(), values) if f.verdict == "FAIL"]
+    assert any(f.subject == "0000:41:00.0" and f.signature == "xid-79" for f in bad), said(bad)
+
+
+def test_an_old_kernel_line_is_not_of_this_window(values: dict[Any, Any]) -> None:
+    old = KernelLine(2.0, T0 - timedelta(hours=2), 3, "NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off the bus.")
+    values[KernelLog()] = replace(values[KernelLog()], lines=(old, *values[KernelLog()].lines))
+    assert worst_of(holds(window(), values)) == "PASS"
+
+
+def test_a_log_that_is_not_whole_proves_nothing(values: dict[Any, Any]) -> None:
+    values[UnitJournal(UNIT, CONTAINER)] = UnitLog(UNIT, INVOCATION, entries(), False, ("Suppressed 9 messages from x",))
+    assert worst_of(holds(window(), values)) == "UNKNOWN"
+
+
+def test_a_lost_rank_and_little_memory(values: dict[Any, Any]) -> None:
+    values[Processes(UNIT, CONTAINER)] = ProcessTable(UNIT, "/x", TABLE.processes[:1])
+    values[GpuMemory()] = (replace(GPUS[0], free_mib=900), *GPUS[1:])
+    text = said(holds(window(), values))
+    assert "FAIL after the load a process is lost: no scheduler lives" in text
+    assert "WARN only 0.9 GiB are free on GPU 0" in text
+
+
+# --------------------------------------------------------------------------------------------------------- worth
+
+
+def level(n: int, estimate: float, low: float, high: float, verdict: str = "gain", **more: Any) -> dict[str, Any]:
+    speedup = {"estimate": estimate, "low": low, "high": high}
+    return {"level": n, "pairs": 12, "prompts": 12, "enough": True, "skipped": "", "speedup": speedup, "verdict": verdict, **more}
+
+
+def gain(*levels: dict[str, Any], **more: Any) -> Measurement:
+    gains = [x["level"] for x in levels if x["verdict"] == "gain"]
+    return measurement({"levels": list(levels), "gains_at": gains, "fair": True, **more}, "serving.Gain")
+
+
+AGAIN = measurement({"drifted_at": []}, "serving.GainAgain")
+
+
+def test_a_gain_everywhere() -> None:
+    findings = judged(WorthIt(gain(level(1, 1.45, 1.38, 1.52), level(4, 1.2, 1.1, 1.3)), again=AGAIN))
+    assert worst_of(findings) == "PASS", said(findings)
+    assert findings[0].reason == "gains at concurrency 1, 4; the best is 1.45x at concurrency 1 (95 % interval 1.38 to 1.52)"
+
+
+def test_a_gain_at_low_concurrency_alone() -> None:
+    measured = gain(level(1, 1.45, 1.38, 1.52), level(8, 0.8, 0.75, 0.86, "loss"))
+    findings = judged(WorthIt(measured, again=AGAIN))
+    assert worst_of(findings) == "WARN"
+    assert "0.80x at concurrency 8 (95 % interval 0.75 to 0.86), 12 pairs of prompts: slower than before" in said(findings)
+    assert "does not count" not in said(judged(WorthIt(measured, wanted=(1,))))
+    assert "no gain is shown at the concurrency that counts (8)" in said(judged(WorthIt(measured, wanted=(8,))))
+
+
+def test_no_gain() -> None:
+    findings = judged(WorthIt(gain(level(1, 1.02, 0.97, 1.07, "none-shown"))))
+    assert findings[0].verdict == "FAIL"
+    assert "no gain is shown at any concurrency; the best is 1.02x" in findings[0].reason
+
+
+def test_nothing_measured_and_an_unfair_baseline_and_drift() -> None:
+    none = gain({"level": 1, "verdict": "not-measured", "skipped": "the server did not answer any more", "speedup": None})
+    assert worst_of(judged(WorthIt(none))) == "UNKNOWN"
+    unfair = gain(level(1, 1.4, 1.3, 1.5), fair=False, confounders=["disable_overlap_schedule"], fairness="overlap changed too")
+    assert "overlap changed too (disable_overlap_schedule)" in said(judged(WorthIt(unfair, again=AGAIN)))
+    drifts = measurement({"drifted_at": [1]}, "serving.GainAgain")
+    assert "the machine drifts" in said(judged(WorthIt(gain(level(1, 1.4, 1.3, 1.5)), again=drifts)))
+    few = gain(level(1, 1.4, 1.3, 1.5, enough=False))
+    assert "too few for a verdict" in said(judged(WorthIt(few, again=AGAIN)))
+
+
+# -------------------------------------------------------------------------------------------------------- ladder
+
+
+def everything(values: dict[Any, Any], **measured: Any) -> list[Finding]:
+    """All findings of a run after the change."""
+    prompts = measurement(measured.get("control", control()))
+    worth = measured.get("gain", gain(level(1, 1.45, 1.38, 1.52)))
+    checks = [
+        *took_effect(SERVICE, CONTAINER, WANTED, measured.get("applied", applied())),
+        SpeculationWasUsed(prompts),
+        DraftsAreAccepted(prompts),
+        AnswersAreRight(prompts),
+        LivedThrough(prompts),
+        Holds(SERVICE, CONTAINER, measurement(measured.get("window", window()), "serving.Stability")),
+        WorthIt(worth, again=AGAIN),
+    ]
+    return [finding for check in checks for finding in judged(check, values)]
+
+
+def test_a_healthy_change_is_kept_with_its_scope(values: dict[Any, Any]) -> None:
+    decision = decide(everything(values), scope=("SGLang 0.5.10",), not_verified=("prompts longer than 8 k tokens",))
+    assert (decision.keep, decision.rung) == (True, "PASS"), decision
+    assert decision.because.startswith("gains at concurrency 1")
+    assert "holds for: SGLang 0.5.10" in decision.limits
+    assert "not verified: prompts longer than 8 k tokens" in decision.limits
+
+
+OFF = ServerFacts("/server_info", {**INFO, "speculative_algorithm": None})
+
+
+@pytest.mark.parametrize(
+    ("probe", "answer", "measured", "rung"),
+    [
+        (None, None, {"applied": applied("failed", "did not become ready", start="died")}, "FAIL_STARTUP"),
+        (Processes(UNIT, CONTAINER), replace(TABLE, processes=TABLE.processes[:3]), {}, "FAIL_ZOMBIE"),
+        (ServerInfo(URL, CONTAINER), OFF, {}, "FAIL_SPEC_OFF"),
+        (None, None, {"control": with_case("greedy", accept_length=1.0)}, "FAIL_INEFFECTIVE"),
+        (
+            None,
+            None,
+            {"control": {**control(), "agreement": [{"prompt": "math", "must_agree": True, "same": False}]}},
+            "FAIL_CORRECTNESS",
+        ),
+        (None, None, {"window": window(steady={"steady": False, "changes": ["restarted"], "lives": [LIFE]})}, "FAIL_UNSTABLE"),
+        (None, None, {"gain": gain(level(1, 0.7, 0.6, 0.8, "loss"))}, "FAIL_NO_GAIN"),
+        (
+            UnitJournal(UNIT, CONTAINER),
+            UnitLog(UNIT, INVOCATION, entries(), False, ("Suppressed 9 messages",)),
+            {},
+            "INCONCLUSIVE",
+        ),
+        (None, None, {"gain": gain(level(1, 1.4, 1.3, 1.5), level(8, 0.8, 0.7, 0.9, "loss"))}, "PASS_WITH_LIMITS"),
+    ],
+)
+def test_each_rung(values: dict[Any, Any], probe: Any, answer: Any, measured: dict[str, Any], rung: str) -> None:
+    if probe is not None:
+        values[probe] = answer
+    decision = decide(everything(values, **measured))
+    assert decision.rung == rung, decision
+    assert decision.keep is (rung == "PASS_WITH_LIMITS")
+    assert decision.because
+
+
+def test_the_lowest_rung_decides_and_the_rest_is_counted() -> None:
+    findings = [
+        Finding("mtp.WorthIt", Verdict.FAIL, "no gain"),
+        Finding("mtp.Started", Verdict.FAIL, "it died"),
+        Finding("mtp.IsWhole", Verdict.FAIL, "a rank is gone"),
+    ]
+    decision = decide(findings)
+    assert (decision.rung, decision.because) == ("FAIL_STARTUP", "it died (and 2 further failures)")
+
+
+def test_what_was_not_judged_is_no_pass() -> None:
+    decision = decide([])
+    assert (decision.keep, decision.rung) == (False, "INCONCLUSIVE")
+    assert "not judged: Started" in decision.because
+    fit = Finding("mtp.FitToChange", Verdict.FAIL, "an unknown flag")
+    assert decide([fit]).rung == "PREFLIGHT_FAIL"
+
+
+def test_every_needed_check_has_a_rung() -> None:
+    for name in NEEDED:
+        assert rung_of(Finding(name, Verdict.FAIL, "x")) in RUNGS
+
+
+# -------------------------------------------------------------------------------------------------------- budget
+
+
+@pytest.mark.parametrize(
+    ("version", "fraction", "draft_tokens", "running", "expected"),
+    [
+        ((0, 5, 9), 0.75, 6, None, (8, 115)),
+        ((0, 5, 9), 0.80, 6, None, (23, 331)),
+        ((0, 5, 9), 0.85, 6, None, (39, 550)),
+        ((0, 5, 10), 0.75, 6, None, (6, 115)),
+        ((0, 5, 13), 0.75, 6, None, (15, 593)),
+        ((0, 5, 14), 0.75, 6, None, (13, 502)),
+        ((0, 5, 9), 0.75, 6, 16, (16, 431)),
+        ((0, 5, 9), 0.75, 0, None, (33, 588)),
+    ],
+)
+def test_the_arithmetic_of_the_releases(
+    version: tuple[int, ...], fraction: float, draft_tokens: int, running: int | None, expected: tuple[int, int]
+) -> None:
+    wish = Wish(version, fraction, draft_tokens, running, "extra_buffer")
+    found = budget(shape_of(CONFIG, 4), wish, free=94.5, weights=58.1)
+    assert (found.running, found.tokens // 1000) == expected
+
+
+def test_sizes_of_the_model() -> None:
+    shape = shape_of(CONFIG, 4)
+    assert (shape.kv_token, shape.draft_kv_token, shape.state_slot) == (12288, 1024, 38412288)
+    assert shape.draft_weights / GIB == pytest.approx(1.913, abs=0.01)
+    dense = shape_of({"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}, 2)
+    assert (dense.hybrid, dense.kv_token) == (False, 32 * 4 * 2 * 128 * 2)
+    with pytest.raises(CannotTell, match="num_key_value_heads"):
+        shape_of({"num_hidden_layers": 1, "hidden_size": 1, "num_attention_heads": 1}, 1)
+
+
+def test_a_model_without_states_is_not_limited_by_them() -> None:
+    dense = shape_of({"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}, 1)
+    found = budget(dense, Wish((0, 5, 9), 0.8, 4), free=80.0, weights=20.0)
+    assert (found.running, found.slots, found.fits) == (48, 0, True)
