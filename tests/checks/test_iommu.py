@@ -11,7 +11,7 @@ import pytest
 from proofbook.checks.iommu import DmaFaults, IommuTypes
 from proofbook.intent import GpuSpec
 from proofbook.model import Verdict
-from proofbook.probes.iommu import IommuGroups
+from proofbook.probes.iommu import IommuFacts, IommuGroup, IommuGroups
 from proofbook.probes.kernel_log import KernelLog
 from proofbook.probes.pci import PciDevices
 
@@ -118,6 +118,24 @@ def test_suppressed_lines_make_a_lower_bound(world: Any) -> None:
     finding = of(world, world.B, DmaFaults(world.GPUS))
     assert (finding.count, finding.at_least, finding.signature) == (10435, True, "amdvi-io-page-fault")
     assert finding.lines
+
+
+def test_a_fault_of_a_bridge_may_be_one_of_what_is_behind_it(world: Any) -> None:
+    requester, behind = "0000:43:00.0", "0000:43:02.0"
+    world.says(
+        f"DMAR: [DMA Write NO_PASID] Request device [{requester[5:]}] fault addr 0x7f00000000 [fault reason 0x05] no write"
+    )
+    devices = world.seen().value(PciDevices())
+    world.put(
+        PciDevices(), {**{a: d for a, d in devices.items() if a != world.B}, behind: replace(devices[world.B], address=behind)}
+    )
+    groups = {21: IommuGroup("DMA-FQ", (world.A,)), 22: IommuGroup("DMA-FQ", (behind,))}
+    world.put(IommuGroups(), IommuFacts(groups, {world.A: "DMA-FQ", behind: "DMA-FQ"}))
+    specs = (world.GPUS[0], world.GPUS[1].model_copy(update={"pci": behind}))
+    findings = {f.subject: f for f in world.judge(DmaFaults(specs))}
+    assert findings[requester].verdict is FAIL
+    assert f"A PCIe-to-PCI bridge gives this address to all that is behind it: {behind}" in findings[requester].reason
+    assert f"no fault of 1 translated GPU ({world.A})" in findings[""].reason
 
 
 def test_no_gpu_at_all_is_no_pass(world: Any) -> None:

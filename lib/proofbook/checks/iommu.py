@@ -17,6 +17,7 @@ from proofbook.probes.boot import Machine
 from proofbook.probes.iommu import IommuFacts, IommuGroups
 from proofbook.probes.kernel_log import KernelLog
 from proofbook.probes.pci import PciDevices
+from proofbook.signatures.judge import stands_for
 
 __all__ = ["DmaFaults", "IommuTypes"]
 
@@ -182,7 +183,7 @@ class DmaFaults(Check):
         faulting = {f.subject for f in found if f.verdict is Verdict.FAIL}
         findings = list(found)
         iommu, why = tell(seen, IommuGroups()).pair
-        quiet = sorted(judged.gpus - faulting)
+        quiet = sorted(gpu for gpu in judged.gpus - faulting if not any(stands_for(other, gpu) for other in faulting))
         if iommu is None:
             findings.append(self.unknown(f"whether an IOMMU watches the GPUs is not known: {why}"))
         elif not judged.gpus:

@@ -33,6 +33,15 @@ UNKNOWN_SAMPLES = 10
 BATCH = 20_000
 
 
+def stands_for(requester: str, device: str) -> bool:
+    """Whether a requester's address may be what a PCIe-to-PCI bridge puts in place of ``device``'s: function 0 of its bus.
+
+    Bus 0 belongs to the root complex, which does no such thing. Source: Linux drivers/pci/search.c, pci_for_each_dma_alias.
+    """
+    bus = device[:8]
+    return requester != device and requester == f"{bus}00.0" and not bus.endswith(":00:")
+
+
 @dataclass(frozen=True, slots=True)
 class LogLine:
     """One message of a log, without its time, host and program name.
@@ -966,6 +975,8 @@ class Judging:
                 words = f"{words} The requester is no GPU ({owner})."
                 if verdict is Verdict.FAIL:
                     verdict, action, what = Verdict.WARN, Suggested.LOOK, "Look at this device; it says nothing about the GPUs."
+            elif behind := self._behind(group.device):
+                words += f" A PCIe-to-PCI bridge gives this address to all that is behind it: {', '.join(behind)}."
             elif group.device not in self._gpus and group.driver not in ("nvidia", "pcieport"):
                 words += " This log does not say what kind of device it is."
         if group.note:
@@ -999,6 +1010,10 @@ class Judging:
             tail=group.tail,
         )
 
+    def _behind(self, requester: str) -> list[str]:
+        """The GPUs that a bridge may have given this address to; [] when it is a GPU's own."""
+        return [] if requester in self._gpus else sorted(gpu for gpu in self._gpus if stands_for(requester, gpu))
+
     def _owner(self, group: _Group) -> str:
         """What shows that the device is no GPU; ``""`` when it is one, or nothing is known."""
         if group.device in self._gpus or group.driver == "nvidia":
@@ -1011,6 +1026,8 @@ class Judging:
             return "" if below else "a port with no GPU below it"
         if group.device in self._others:
             return self._others[group.device]
+        if self._behind(group.device):
+            return ""
         return "it is not among the host's GPUs" if self.context.gpus else ""
 
     # -------------------------------------------------------------------------------- what cannot be seen
