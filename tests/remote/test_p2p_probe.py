@@ -256,6 +256,18 @@ def test_a_process_that_no_signal_ends_stops_the_matrix(machine: Machine, tmp_pa
     assert run.ended
     assert not of(run, A, C)
     assert run.windows[-1].closed_s is None
+    last = run.results[-1]
+    assert (last.pair, last.path, last.outcome, last.why) == ((C, A), "sm-store", "hung", run.stopped)
+    assert judge_matrix(run).cells[C, A].state == "hung"
+
+
+def test_a_stuck_process_of_several_pairs_stops_the_matrix_too(machine: Machine, tmp_path: Path) -> None:
+    machine.plan(f"fault {A} {C} ce-pull 5 1e12 stall", f"proc {tmp_path}")
+    run = machine.run(status=3, proc=str(tmp_path), pair_deadline_s=6, gone_s=0.1, phases=["both-directions"], sizes=[MIB])
+    assert {(r.pair, r.path, r.outcome) for r in run.results if r.outcome != "ok"} == {
+        ((A, C), "ce-pull", "hung"), ((C, A), "ce-pull", "hung")
+    }  # fmt: skip
+    assert run.stopped.startswith("child in D state")
 
 
 def test_a_driver_that_never_answers_stops_it_before_the_first_pair(machine: Machine) -> None:

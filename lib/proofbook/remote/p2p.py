@@ -199,7 +199,8 @@ class Rest:
 
 @dataclass(frozen=True)
 class P2pRun:
-    """All that a probe said. ``ended`` False: it was cut off, and ``under_way`` is what had begun then (None: nothing).
+    """All that a probe said. ``ended`` False: it was cut off, and ``under_way`` is what had begun then, or when it
+    ``stopped`` (None: nothing).
 
     ``outside`` are kernel lines between windows: they are nobody's. ``unfit``: GPUs that were left alone from some point on.
     """
@@ -373,7 +374,8 @@ class _Reader:
         self.values["stopped"] = str(said["why"])
 
     def _end(self, said: Mapping[str, Any]) -> None:
-        self._done()
+        if not said["stopped"]:
+            self._done()
         self.values.update(ended=True, end_boot_id=said["boot_id"], unfit=said["unfit"], stopped=str(said["stopped"]))
 
 

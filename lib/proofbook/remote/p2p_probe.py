@@ -46,7 +46,7 @@ DEFAULTS: dict[str, Any] = {
     "together_size": 67108864,  # bytes of each copy while several run at once
     "pair_deadline_s": 120,  # for one process
     "step_deadline_s": 30,  # for what is queued on a GPU to come to its end
-    "gone_s": 10,  # for a killed process to disappear
+    "gone_s": 30,  # for a killed process to disappear: the kernel takes down what it held on the GPU
     "grace_s": 5,  # after each window, for the kernel's late lines (it tells what it suppressed only afterwards)
     "idle_s": 10,  # after each window, for the GPUs to come to rest
     "lockstep": False,  # True: before each window and after it, wait for a line "go <number of the window>" on stdin
@@ -846,6 +846,10 @@ class Stop(Exception):
     """No further pair may be touched."""
 
 
+class Stuck(Stop):
+    """A process is there that nothing ends: what it was doing hung."""
+
+
 class Child:
     """A process of its own session that runs ``work(report)``; its lines are passed on as they come."""
 
@@ -909,7 +913,7 @@ class Child:
         if not self._wait(lambda: self._reaped() and not self._state(), patience):
             state = self._state()
             why = "child in D state" if state == "D" else f"child survives SIGKILL (state {state or 'unknown'})"
-            raise Stop(f"{why}: process {self.pid} does not end, and no signal reaches it")
+            raise Stuck(f"{why}: process {self.pid} does not end, and no signal reaches it")
 
     def _wait(self, done: Callable[[], bool], seconds: float) -> bool:
         until, pause = time.monotonic() + seconds, 0.0005
@@ -960,6 +964,7 @@ class Probe:
         self.broken: dict[tuple[str, str], str] = {}  # pairs that are not tried together with others, and why
         self.suspect: set[str] = set()
         self.gpus: list[str] = []
+        self.events: list[dict[str, Any]] = []  # of the last process
 
     def run(self) -> int:
         """Returns the exit status: 0 came to its end, 3 stopped before."""
@@ -1024,7 +1029,7 @@ class Probe:
 
     def ask(self, work: Callable[[Report], None]) -> list[dict[str, Any]]:
         """Run ``work`` in a process of its own. Its events, passed on; ``self.why`` says why it did not end well."""
-        events = []
+        self.events = events = []
         self.why, self.failed = "", False
         child = Child(self, work)
         try:
@@ -1094,12 +1099,17 @@ class Probe:
 
     def baseline(self, pci: str, phase: str) -> bool:
         self.report("about", phase=phase, src=pci, dst=pci)
-        events = self.ask(partial(local, self.options, pci=pci, phase=phase))
-        told = next((event for event in events if event["event"] == "local"), None)
+        stuck: Stuck | None = None
+        try:
+            self.ask(partial(local, self.options, pci=pci, phase=phase))
+        except Stuck as why:
+            stuck = why
+        told = next((event for event in self.events if event["event"] == "local"), None)
         if told is None:
-            told = self.report(
-                "local", phase=phase, pci=pci, ok=False, code=0, call="", why=self.why or "no answer", gbps=[], us=[]
-            )
+            why_not = str(stuck or self.why or "no answer")
+            told = self.report("local", phase=phase, pci=pci, ok=False, code=0, call="", why=why_not, gbps=[], us=[])
+        if stuck is not None:
+            raise stuck
         return bool(told["ok"])
 
     # -- phases
@@ -1139,7 +1149,13 @@ class Probe:
         paths = [path for path in self.options["paths"] if process == 1 or path != "staged"]
         steps = [(path, size) for path in paths for size in self.options["sizes"]]
         while steps:
-            events = self.ask(partial(pair, self.options, phase=phase, src=src, dst=dst, process=process, steps=steps))
+            work = partial(pair, self.options, phase=phase, src=src, dst=dst, process=process, steps=steps)
+            try:
+                events = self.ask(work)
+            except Stuck as why:
+                for step in steps[sum(event["event"] == "result" for event in self.events) :][:1]:
+                    self.tell(phase, src, dst, process, step, "hung", str(why))
+                raise
             results = [event for event in events if event["event"] == "result"]
             done = len(results)
             last = results[-1]["outcome"] if results else ""
@@ -1191,14 +1207,20 @@ class Probe:
         self.opened(phase, pairs)
         pcis = sorted({pci for p in pairs for pci in p})
         for path in (path for path in self.options["paths"] if path != "staged"):
-            events = self.ask(partial(together, self.options, phase=phase, pairs=pairs, path=path))
-            results = [event for event in events if event["event"] == "result"]
-            if len(results) < len(pairs):
-                outcome = self.lost()
+            stuck: Stuck | None = None
+            try:
+                self.ask(partial(together, self.options, phase=phase, pairs=pairs, path=path))
+            except Stuck as why:
+                stuck = why
+            results = [event for event in self.events if event["event"] == "result"]
+            if stuck is not None or len(results) < len(pairs):
+                outcome, reason = ("hung", str(stuck)) if stuck is not None else (self.lost(), self.why)
                 size = min(max(self.options["sizes"]), self.options["together_size"]) // 4 * 4
                 told = {(event["src"], event["dst"]) for event in results}
                 for src, dst in (p for p in pairs if p not in told):
-                    self.tell(phase, src, dst, 1, (path, size), outcome, self.why)
+                    self.tell(phase, src, dst, 1, (path, size), outcome, reason)
+                if stuck is not None:
+                    raise stuck
                 self.suspect |= set(pcis)
                 break
             if any(event["outcome"] in ("hung", "error") for event in results):
