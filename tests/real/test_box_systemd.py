@@ -93,8 +93,8 @@ def test_a_unit_that_does_not_exist(shared: Machine) -> None:
 
 def test_started_by_hand_beside_the_unit(fresh: Machine) -> None:
     fresh.sh(
-        f"systemctl stop {UNIT}; cd /opt/sglang-stand-in; "
-        "nohup setsid python3 -m sglang.launch_server --model-path /models/Q --tp-size 4 --port 30000 >/dev/null 2>&1 </dev/null &"
+        f"systemctl stop {UNIT}; cd /opt/sglang-stand-in; nohup setsid "
+        "python3 -m sglang.launch_server --model-path /models/Q --tp-size 4 --port 30000 >/dev/null 2>&1 </dev/null &"
     )
     until(lambda: fresh.ask(Endpoint("http://127.0.0.1:30000/health")).value.http_status == 200, "it serves")
     unit = fresh.value(UnitState(UNIT))
