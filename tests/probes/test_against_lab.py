@@ -10,23 +10,41 @@ from typing import Any
 import pytest
 
 from proofbook import probes as package
+from proofbook.changes.unit_edit import UnitEdit
+from proofbook.checks.mtp.speculation import Speculation
 from proofbook.inventory import Inventory, connect
 from proofbook.lab.sim import client
 from proofbook.model import Probe
 from proofbook.probes import Answer, drive
 from proofbook.probes.access import Access, Logins
 from proofbook.probes.boot import Boots, Machine, Shutdown
+from proofbook.probes.change_state import GuardState, LeaseHeld, StepState
 from proofbook.probes.containers import ContainerState
 from proofbook.probes.iommu import IommuGroups
 from proofbook.probes.journal import UnitJournal
 from proofbook.probes.kernel_log import KernelLog
+from proofbook.probes.memory import GpuMemory, GpuProcesses, PageCache
 from proofbook.probes.nvidia import ComputeApps, Driver, Gpus
 from proofbook.probes.pci import AerCounters, PciDevices
 from proofbook.probes.service import Endpoint
+from proofbook.probes.sglang import (
+    Checkpoint,
+    LauncherHelp,
+    ModelInfo,
+    PortOwner,
+    Processes,
+    ServedCache,
+    ServedCheckpoint,
+    ServerInfo,
+    Version,
+)
+from proofbook.probes.start_log import StartLines
 from proofbook.probes.systemd import FailedUnits, RunningServices, SystemState, UnitProcess, UnitState
+from proofbook.probes.unit_files import CandidateVerified, UnitFiles, UnitSettings
 
 pytestmark = pytest.mark.lab
 SCENARIO = "healthy"
+MODEL = "/models/Qwen3.5-122B-A10B"
 Answers = dict[Probe[Any], Answer[Any]]
 
 
@@ -53,13 +71,24 @@ def ask_everything(scenario: str) -> Answers:
     for service in spec.services:
         where = containers.get(service.container)
         asked += [UnitState(service.name, where), UnitProcess(service.name, where), UnitJournal(service.name, where)]
-        asked += [Endpoint(service.url, where)]
+        asked += [Endpoint(service.url, where), UnitSettings(service.name, where), UnitFiles(service.name, where)]
+        edit = UnitEdit(service.name, where, Speculation(num_steps=3), "drop-in")
+        asked += [CandidateVerified(service.name, where, edit), GuardState("r1", where), StepState("r1", "load", where)]
+        asked += [Version(service.name, where), LauncherHelp(service.name, where), Processes(service.name, where)]
+        asked += [ServedCheckpoint(service.name, where), ServedCache(service.name, where), PortOwner(30000, where)]
+        asked += [ServerInfo("http://127.0.0.1:30000", where), ModelInfo("http://127.0.0.1:30000", where)]
+        asked += [Checkpoint(MODEL, where), PageCache(MODEL, where)]
+    asked += [GpuMemory(), GpuProcesses(), LeaseHeld()]
     transport, _ = connect(spec)
     transport.open()
     try:
         answers = drive(asked, transport.gather)
         boots = answers[Boots()].value or ()
-        return answers | drive([Shutdown(b.boot_id) for b in boots if b.index == -1], transport.gather)
+        runs = [
+            (p.unit, p.container, a.value.invocation_id) for p, a in answers.items() if isinstance(p, UnitJournal) and a.value
+        ]
+        later: list[Probe[Any]] = [Shutdown(b.boot_id) for b in boots if b.index == -1]
+        return answers | drive([*later, *(StartLines(*run) for run in runs)], transport.gather)
     finally:
         transport.close()
 

@@ -609,9 +609,11 @@ class _Acting:
         if unit.need_daemon_reload:
             return self._by_hand("systemd has not read the old files again")
         self.facts["files"] = {f["path"]: f["old_sha256"] or "absent" for f in self.settings["files"]}
+        strange = self._by_others(now)
         followed = self._follow("")
         if not followed.ready:
-            return self._by_hand(f"the old files are back, but {self.service.spec} does not serve: {followed.why}")
+            also = f"; others changed its files meanwhile: {', '.join(strange)}" if strange else ""
+            return self._by_hand(f"the old files are back, but {self.service.spec} does not serve{also}: {followed.why}")
         process = UnitProcess(self.unit, self.container)
         running = self.hands.look(process).value(process)
         if argv_digest(running.argv) != self.settings["argv_before_sha256"]:
@@ -628,6 +630,13 @@ class _Acting:
             if (file.sha256 if file is not None else None) != one["old_sha256"]:
                 return False
         return True
+
+    def _by_others(self, now: UnitFileSet) -> list[str]:
+        """Files of the unit, not of this change, that are not as the plan saw them."""
+        ours = {f["path"] for f in self.settings["files"]}
+        before = {path: digest for path, digest in self.plan.pre_state["files"].items() if path not in ours}
+        present = {f.path: f.sha256 for f in now.files if f.path not in ours}
+        return sorted(path for path in {*before, *present} if before.get(path) != present.get(path))
 
     def _take_back_kept(self, now: UnitFileSet) -> Applied:
         """Undo a change that was confirmed: the old bytes are made from the new ones, and their digest must be the old one."""

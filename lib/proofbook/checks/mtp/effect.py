@@ -416,6 +416,8 @@ class WhyThatFast(Check):
     def judge(self, seen: Seen) -> Sequence[Finding]:
         facts = self.applied.facts
         about: dict[str, Any] = {"subject": self.service.spec}
+        if self.applied.outcome != "done":
+            return [self.not_checked("it did not come up, so there is no start to explain", **about)]
         if not facts.get("restarted", True):
             return [self.not_checked("it ran with the planned command already, and was not restarted in this step", **about)]
         unit, why = tell(seen, UnitState(self.service.name, self.container)).pair

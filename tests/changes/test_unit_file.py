@@ -1,0 +1,201 @@
+"""Speculation turned on by a unit's file, on a simulated machine: planned, put in effect, gone on with, kept, taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from proofbook.changes.unit_file import EnableMTP, argv_digest, undo_splices, undone
+from proofbook.checks.mtp.speculation import Speculation
+from proofbook.errors import PlanDrifted
+from proofbook.host import Host
+from proofbook.intent import ContainerSpec, ServiceSpec
+from proofbook.inventory import Inventory, connect
+from proofbook.lab.sim import client
+from proofbook.model import Command, Observation, Plan, Probe, Result, Seen
+from proofbook.probes import drive
+from proofbook.probes.change_state import GuardState
+from proofbook.probes.systemd import UnitProcess, UnitState
+from proofbook.probes.unit_files import UnitFiles
+
+pytestmark = pytest.mark.lab
+MTP = Speculation(mem_fraction_static=0.75)
+
+
+class RunnerDied(BaseException):
+    """The runner was killed."""
+
+
+@dataclass
+class Hands:
+    """What a run gives to a change, without its journal. ``dies_before``: the act before which the runner dies."""
+
+    host: Host
+    run_id: str = "r1"
+    dies_before: int = -1
+    acts: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+
+    def act(self, what: str, do: Command, *, loss_expected: bool = False) -> Result | None:
+        if len(self.acts) == self.dies_before:
+            raise RunnerDied(what)
+        self.acts.append(what)
+        return self.host.transport.run(do)
+
+    def look(self, *probes: Probe[Any]) -> Seen:
+        answers = drive(probes, self.host.gather)
+        return Seen(Observation(p, a.value, a.unknown, datetime.now(UTC), "") for p, a in answers.items())
+
+    peek = look
+
+    def proven(self, note: str) -> None:
+        self.told.append(note)
+
+
+@dataclass
+class Lab:
+    """A machine, its server and the change that is wanted of it."""
+
+    host: Host
+    service: ServiceSpec
+    container: ContainerSpec
+
+    def change(self, **more: Any) -> EnableMTP:
+        return EnableMTP(self.service, self.container, MTP, **more)
+
+    def hands(self, **more: Any) -> Hands:
+        return Hands(self.host, **more)
+
+    def ask(self, probe: Probe[Any]) -> Any:
+        return drive([probe], self.host.gather)[probe].value
+
+    def plan(self, change: EnableMTP) -> Plan:
+        return change.plan(self.hands().look(*change.needs()), self.host.identity)
+
+    def files(self) -> list[tuple[str, str]]:
+        return [(f.path, f.sha256) for f in self.ask(UnitFiles(self.service.name, self.container)).files]
+
+    def argv(self) -> tuple[str, ...]:
+        argv: tuple[str, ...] = self.ask(UnitProcess(self.service.name, self.container)).argv
+        return argv
+
+
+@contextmanager
+def machine(scenario: str) -> Iterator[Lab]:
+    client.reset(scenario)
+    spec = Inventory().resolve(f"lab:{scenario}")
+    transport, clock = connect(spec)
+    host = Host(scenario, transport, clock)
+    host.prove()
+    try:
+        service = replace_ready(spec.services[0])
+        yield Lab(host, service, next(c for c in spec.containers if c.name == service.container))
+    finally:
+        transport.close()
+
+
+def replace_ready(service: ServiceSpec) -> ServiceSpec:
+    """With patience enough for a slow start."""
+    return service.model_copy(update={"ready_s": 300.0})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def lab_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROOFBOOK_LAB_DIR", str(tmp_path_factory.mktemp("lab")))
+        try:
+            yield
+        finally:
+            client.stop()
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with machine("healthy") as found:
+        yield found
+
+
+def test_turned_on_kept_and_taken_back_later(lab: Lab) -> None:
+    before, change = lab.files(), lab.change(style="edit")
+    plan = lab.plan(change)
+    assert plan.actions, plan.facts
+    assert plan.digest == lab.plan(change).digest
+    assert any("systemd-analyze verify: exit 0" in fact for fact in plan.facts)
+    hands = lab.hands()
+    applied = change.apply(plan, hands, hands.told.append)
+    assert (applied.outcome, applied.facts["ready_by"]) == ("done", "its log")
+    assert applied.facts["leftovers"] == [] and applied.facts["stop_not_verified"] == []
+    assert argv_digest(lab.argv()) == plan.settings["argv_sha256"]
+    assert any(text.startswith("Draft weights") for text in hands.told)
+    assert lab.ask(GuardState("r1", lab.container)).guarded
+    again = change.apply(plan, hands, hands.told.append)
+    assert (again.outcome, again.facts["restarted"]) == ("done", False)
+    assert change.confirm(plan, hands, hands.told.append).outcome == "confirmed"
+    assert lab.plan(change).empty
+    undone_ = change.rollback(plan, hands, hands.told.append)
+    assert undone_.outcome == "rolled-back", undone_
+    assert lab.files() == before
+
+
+@pytest.mark.parametrize("dies_before", range(7))
+def test_at_every_act_the_runner_may_die(dies_before: int) -> None:
+    with machine("healthy") as lab:
+        before, change = lab.files(), lab.change()
+        plan = lab.plan(change)
+        first = lab.hands(dies_before=dies_before)
+        if dies_before < 6:
+            with pytest.raises(RunnerDied):
+                change.apply(plan, first, first.told.append)
+        else:
+            assert change.apply(plan, first, first.told.append).outcome == "done"
+            assert len(first.acts) == 6, "an act more: let it die there too"
+        on = lab.hands()
+        applied = change.apply(plan, on, on.told.append)
+        assert applied.outcome == "done", applied
+        assert argv_digest(lab.argv()) == plan.settings["argv_sha256"]
+        assert change.rollback(plan, on, on.told.append).outcome == "rolled-back"
+        assert lab.files() == before
+        assert argv_digest(lab.argv()) == plan.settings["argv_before_sha256"]
+
+
+def test_the_unit_changed_after_the_plan(lab: Lab) -> None:
+    change = lab.change(style="edit")
+    plan = lab.plan(change)
+    other = replace(plan, settings={**plan.settings, "files": [{**plan.settings["files"][0], "new_sha256": "0" * 64}]})
+    with pytest.raises(PlanDrifted, match="would not become what the plan says"):
+        change.apply(other, lab.hands(), print)
+    assert lab.ask(GuardState("r1", lab.container)).state == "none"
+
+
+def test_a_plan_that_must_not_be_carried_out_has_no_actions(lab: Lab) -> None:
+    change = EnableMTP(lab.service, lab.container, Speculation(more=(("--speculative-draft-epsilon", "0.2"),)))
+    plan = lab.plan(change)
+    assert plan.empty
+    assert any("--speculative-accept-threshold-single" in fact for fact in plan.facts)
+    applied = change.apply(plan, lab.hands(), print) if plan.actions else None
+    assert applied is None
+
+
+def test_a_start_that_dies_is_named_and_taken_back() -> None:
+    with machine("mtp-draft-out-of-memory") as lab:
+        before, change = lab.files(), lab.change()
+        plan, hands = lab.plan(change), lab.hands()
+        applied = change.apply(plan, hands, hands.told.append)
+        assert applied.outcome == "failed"
+        assert "torch.OutOfMemoryError" in applied.summary
+        assert change.rollback(plan, hands, hands.told.append).outcome == "rolled-back"
+        assert lab.files() == before
+        assert lab.ask(UnitState(lab.service.name, lab.container)).active == "active"
+
+
+def test_old_bytes_come_back_from_the_new_ones() -> None:
+    old = "[Service]\nExecStart=/bin/a --key SECRET --tp 4 \\\n  --x 1\nRestart=no\n"
+    new = "[Service]\nEnvironment=A=1\nExecStart=/bin/a --key SECRET --tp 8 \\\n  --x 1 \\\n  --y 2\nRestart=no\n"
+    splices = undo_splices(old, new)
+    assert undone(new, splices) == old
+    assert "SECRET" not in str(splices)
