@@ -489,7 +489,7 @@ class Lease:
     held_by: str = ""
     said: list[str] = field(default_factory=list)
 
-    def take(self, hands: Any, digest: str) -> None:
+    def take(self, hands: Any, approval: Approval) -> None:
         if self.held_by:
             raise LeaseHeld(f"run {self.held_by} is changing this machine")
         self.said.append(f"take {hands.run_id}")
@@ -642,3 +642,11 @@ def test_what_another_run_began_is_taken_back_from_its_plan(tmp_path: Path) -> N
     assert s.run.rollback(Guarded(""), begun).outcome == "rolled-back"
     s.run.close()
     assert s.run.status is RunStatus.COMPLETED  # that was what this run was for
+
+
+def test_an_approval_belongs_to_the_plan_that_was_read_not_to_every_plan_that_looks_like_it() -> None:
+    digest = "sha256:" + "a" * 64
+    one, other = (Approval(digest, "alice", "parameter", START, issued_by=run) for run in ("r1", "r2"))
+    assert one.mark != other.mark
+    assert one.mark == replace(one, approver="bob", how="typed").mark
+    assert replace(one, issued_by="").mark == "a" * 64

@@ -39,7 +39,8 @@ class Begun:
         for told in self.record.plans:
             for gate in told["gates"]:
                 if gate["decision"] == "approved" and gate["digest"] == digest:
-                    return Approval(digest, gate["approver"], gate["how"], datetime.fromisoformat(gate["at"]))
+                    at = datetime.fromisoformat(gate["at"])
+                    return Approval(digest, gate["approver"], gate["how"], at, gate.get("issued_by") or "")
         return None
 
     def measurement(self, name: str) -> Measurement | None:

@@ -378,11 +378,12 @@ def _kernel_problems(hosts: Mapping[str, HostSpec], tables: Mapping[str, Any]) -
 def _lab_host(name: str) -> HostSpec:
     from proofbook.lab import real
     from proofbook.lab.sim import client
+    from proofbook.lab.sim import scenario as scenarios
 
     scenario = name.removeprefix(LAB_PREFIX)
     if real.knows(scenario):
         return HostSpec(**real.host_table(scenario), name=name, source="lab", lab=scenario)
-    known = [info.scenario for info in client.scenarios()]
+    known = scenarios.names()
     if scenario not in known:
         raise BadParameter(
             f"the lab has no scenario {scenario!r}{_nearest(scenario, known)}",

@@ -449,6 +449,18 @@ class Approval:
     approver: str
     how: str  # "parameter", "typed", "button"
     at: datetime
+    issued_by: str = ""  # the run whose plan was read; "" when that is not known
+
+    @property
+    def mark(self) -> str:
+        """Under what the machine remembers that this approval was used: 64 hex digits.
+
+        WHY not the digest alone: after a change was taken back, the same plan has the same digest again. Read and approved
+        anew it may be carried out anew; the old approval may not.
+        """
+        if not self.issued_by:
+            return self.digest.removeprefix("sha256:")
+        return hashlib.sha256(f"{self.digest} of {self.issued_by}".encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

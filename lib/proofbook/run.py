@@ -103,8 +103,8 @@ class Memory(Protocol):
 class Custody(Protocol):
     """One mutating run a machine: the lease that is held there, and the approvals that were used there."""
 
-    def take(self, hands: Hands, digest: str) -> None:
-        """Hold the machine for this run, and use up the approval there. Raises LeaseHeld, ApprovalUsed."""
+    def take(self, hands: Hands, approval: Approval) -> None:
+        """Hold the machine for this run, and use up the approval there. Raises LeaseHeld, ApprovalUsed: then it holds nothing."""
         ...
 
     def release(self, hands: Hands) -> None:
@@ -237,6 +237,7 @@ class Run:
         self._done: dict[tuple[str, str], Any] = {}
         self._steps = 0
         self._acts = 0
+        self._custodial = 0  # acts that only hold the machine, or let it go
         self._evidence = 0
         self._findings: list[Finding] = []
         self._approved: dict[str, Approval] = {}
@@ -366,14 +367,15 @@ class Run:
 
     def _acts_sent(self) -> str:
         """What an ended run must not hide: that something was already asked of the machine."""
-        if not self._acts:
-            return ""
+        acts = self._acts - self._custodial
+        if not acts:
+            return ". Nothing was changed on the machine" if self._custodial else ""
         if self._unconfirmed is not None:
             return (
                 f". The change was begun and not confirmed: its guard on the machine takes it back when its time is over; "
                 f"`proofbook resume {self.about.run_id}` goes on with it, `proofbook rollback {self.about.run_id}` undoes it now"
             )
-        return f". {self._acts} act(s) had been sent to the machine by then; look what it does now before anything else"
+        return f". {acts} act(s) had been sent to the machine by then; look what it does now before anything else"
 
     def _end_on_full_disk(self, step: int, verb: str, error: DiskFull) -> None:
         """The journal keeps a reserve for this: say that the disk is full, and stop. What was written stays readable."""
@@ -629,7 +631,7 @@ class Run:
                 f"the approval does not open this gate: {reason}",
                 hint=f"the plan of now is {plan.digest}; read it and approve that one",
             )
-        approval = Approval(plan.digest, approver, how, datetime.now(UTC))
+        approval = Approval(plan.digest, approver, how, datetime.now(UTC), self._issuer(plan, how))
         self._approved[plan.digest] = approval
         self._say(
             "gate",
@@ -640,9 +642,18 @@ class Run:
                 "how": how,
                 "text": plan.title,
                 "at": approval.at.isoformat(),
+                "issued_by": approval.issued_by,
             },
             durable=True,
         )
+
+    def _issuer(self, plan: Plan, how: str) -> str:
+        """The run whose plan was read by the one who approved it, "" when no record says it."""
+        before = self._earlier.approval(plan.digest) if self._earlier is not None else None
+        if before is not None:
+            return before.issued_by
+        issued = self.memory.issued(plan.digest) if how == "parameter" else (self.about.run_id, None)
+        return issued[0] if issued else ""
 
     def _why_not(self, plan: Plan, approver: str, approved: str) -> str:
         if not approver:
@@ -679,8 +690,7 @@ class Run:
         change = self._changes[plan.digest]
         hands = _RunHands(self, plan)
         if self._custody is not None:
-            self._custody.take(hands, plan.digest)
-            self._holds_for = plan
+            self._take(hands, self._approved[plan.digest])
         if not self._is_begun(plan):
             self._refuse_drift(change, plan)
         self._used.add(plan.digest)
@@ -689,6 +699,17 @@ class Run:
         self._unconfirmed = applied if plan.undo else None
         self._say("applied", _without_plan(applied), durable=True)
         return applied
+
+    def _take(self, hands: _RunHands, approval: Approval) -> None:
+        """Hold the machine. What is sent to it for that changes nothing of it, so it does not count as an act of the change."""
+        if self._custody is None:
+            return
+        acts = self._acts
+        try:
+            self._custody.take(hands, approval)
+            self._holds_for = hands.plan
+        finally:
+            self._custodial += self._acts - acts
 
     def _is_begun(self, plan: Plan) -> bool:
         return self._earlier is not None and self._earlier.approval(plan.digest) is not None
@@ -730,9 +751,10 @@ class Run:
 
         def do() -> Applied:
             hands = _RunHands(self, plan)
-            if self._custody is not None:
-                self._custody.take(hands, plan.digest)
-                self._holds_for = plan
+            approval = self._earlier.approval(plan.digest) if self._earlier is not None else None
+            if approval is None:
+                raise NotApproved(f"{plan.title} was never approved, so there is nothing of it to take back")
+            self._take(hands, approval)
             self._unconfirmed = Applied(plan, "unconfirmed", f"{plan.title}: begun by an earlier run")
             undone = change.rollback(plan, hands, self.tell)
             self.came_to(undone)
@@ -753,7 +775,11 @@ class Run:
     def _let_go(self) -> None:
         held_for, self._holds_for = self._holds_for, None
         if self._custody is not None and held_for is not None:
-            self._custody.release(_RunHands(self, held_for))
+            acts = self._acts
+            try:
+                self._custody.release(_RunHands(self, held_for))
+            finally:
+                self._custodial += self._acts - acts
 
     def proven(self, note: str) -> None:
         """Journal who answers now (after a reconnect)."""
@@ -881,6 +907,7 @@ class _RunHands:
 
     def __init__(self, run: Run, plan: Plan) -> None:
         self._run = run
+        self.plan = plan
         self._digest = plan.digest
 
     @property
@@ -983,9 +1010,15 @@ class _RunBench:
     def keep(self, name: str, data: bytes, what: str) -> str:
         run = self._run
         asked = Command(("http", what), root=False)
-        kept = run._keep(Result(asked, 0, data, b"", run.host.clock.now(), 0.0), name, run.host.identity.boot_id)
+        return self.keep_answer(name, Result(asked, 0, data, b"", run.host.clock.now(), 0.0))
+
+    def keep_answer(self, name: str, answer: Result) -> str:
+        kept = self._run._keep(answer, name, self._run.host.identity.boot_id)
         self.kept.append(kept.id)
         return kept.id
+
+    def proven(self, note: str) -> None:
+        self._run.proven(note)
 
     def tell(self, text: str) -> None:
         self._run.tell(text)

@@ -7,7 +7,9 @@ import os
 import socket
 
 from proofbook.changes import lease
+from proofbook.errors import ApprovalUsed
 from proofbook.host import Hands
+from proofbook.model import Approval
 
 __all__ = ["MachineCustody"]
 
@@ -23,14 +25,21 @@ class MachineCustody:
         self._run_id = run_id
         self._ttl_s = int(min(max(ttl_s + MARGIN_S, 60), 7 * 86400))
 
-    def take(self, hands: Hands, digest: str) -> None:
-        """Raises LeaseHeld when another run holds the machine, ApprovalUsed when this approval was used by another one."""
+    def take(self, hands: Hands, approval: Approval) -> None:
+        """Raises LeaseHeld when another run holds the machine, ApprovalUsed when this approval was used by another one.
+
+        Either way this run then holds nothing.
+        """
         held = hands.act("take the machine's lease", lease.acquire(hands.run_id, _holder(self._run_id), self._ttl_s))
         assert held is not None  # no loss is expected here: a lost connection is raised
         lease.obtained(held, hands.run_id)
-        used = hands.act("use the approval up, on the machine itself", lease.use(digest, hands.run_id))
+        used = hands.act("use the approval up, on the machine itself", lease.use(approval.mark, hands.run_id))
         assert used is not None
-        lease.used(used, digest, hands.run_id)
+        try:
+            lease.used(used, approval.digest, hands.run_id)
+        except ApprovalUsed:
+            self.release(hands)
+            raise
 
     def release(self, hands: Hands) -> None:
         hands.act("give the machine's lease back", lease.release(hands.run_id))

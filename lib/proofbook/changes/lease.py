@@ -42,11 +42,11 @@ def break_lease(run_id: str, who: str) -> Command:
     return lease_command("break", check_id(run_id), holder_name(who))
 
 
-def use(digest: str, run_id: str) -> Command:
-    """Use an approval up. Only under our lease; the same run may repeat it."""
-    hexadecimal = digest.removeprefix("sha256:")
+def use(mark: str, run_id: str) -> Command:
+    """Use an approval up (``mark``: :attr:`proofbook.model.Approval.mark`). Only under our lease; the same run may repeat it."""
+    hexadecimal = mark.removeprefix("sha256:")
     if not re.fullmatch(r"[0-9a-f]{64}", hexadecimal):
-        raise ValueError(f"not the digest of a plan: {digest!r}")
+        raise ValueError(f"not the mark of an approval: {mark!r}")
     return lease_command("use", hexadecimal, check_id(run_id))
 
 
@@ -83,7 +83,7 @@ def used(result: Result, digest: str, run_id: str) -> Use:
     if result.exit_status == USED and by is not None:
         raise ApprovalUsed(
             f"the approval of {digest[:19]}… was used by run {by.run} at {by.at:%Y-%m-%d %H:%M:%S} UTC",
-            hint="an approval lets one run through, once; plan anew and have that plan approved",
+            hint="an approval lets one run through, once; run it again without one, read the plan at its gate, and approve that",
         )
     if result.exit_status == HELD or by is None:
         obtained(result, run_id)
