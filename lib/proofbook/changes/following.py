@@ -14,7 +14,7 @@ from proofbook.model import Command, Probe, Seen, command
 from proofbook.probes.base import inside
 from proofbook.probes.memory import GpuProcess, GpuProcesses
 from proofbook.probes.service import Endpoint
-from proofbook.probes.sglang import PortOwner, Processes, ServerProcess
+from proofbook.probes.sglang import PortOwner, Processes, ServerProcess, port_of
 from proofbook.probes.start_log import StartLines
 from proofbook.probes.systemd import UnitFacts, UnitState
 
@@ -276,13 +276,6 @@ def _questions(service: ServiceSpec, container: ContainerSpec | None, watch: _Wa
         if service.url:
             probes += [Endpoint(service.url, container), PortOwner(port_of(service.url), container)]
     return probes
-
-
-def port_of(url: str) -> int:
-    """The port of an address; 30000, SGLang's own, where it has none."""
-    from urllib.parse import urlsplit
-
-    return urlsplit(url).port or 30000
 
 
 def _take_in(

@@ -13,6 +13,7 @@ from proofbook.changes.following import Followed, follow_start, start_unit, stop
 from proofbook.changes.guard import FileChange, Guard, GuardStatus
 from proofbook.changes.unit_edit import Style, UnitEdit, drop_in_paths, effective_of
 from proofbook.checks.arguments import changes as argument_changes
+from proofbook.checks.looking import tell
 from proofbook.checks.mtp.speculation import Speculation
 from proofbook.errors import CannotTell, GuardRefused, PlanDrifted
 from proofbook.host import Hands
@@ -20,7 +21,7 @@ from proofbook.intent import ContainerSpec, ServiceSpec
 from proofbook.model import Action, Applied, Change, Command, Identity, Plan, Probe, Seen
 from proofbook.probes.change_state import GuardState
 from proofbook.probes.memory import GpuMemory, GpuProcesses
-from proofbook.probes.sglang import Version, VersionFacts
+from proofbook.probes.sglang import PortOwner, Processes, Version, VersionFacts, port_of
 from proofbook.probes.sglang_flags import check_argv
 from proofbook.probes.systemd import UnitFacts, UnitProcess, UnitState
 from proofbook.probes.unit_files import CandidateVerified, UnitFiles, UnitFileSet, UnitSettings, UnitSettingsFacts
@@ -676,4 +677,27 @@ class _Acting:
         files = [GuardedFile(f["path"], "other", f["old_sha256"], f["new_sha256"]) for f in self.settings["files"]]
         lines = [*self.guard.by_hand(files)]
         look = " ".join(systemctl(self.container, "status", self.unit).argv)
-        return self._applied("rollback-failed", f"not taken back: {why}", why=why, by_hand=[*lines, look])
+        there = self._in_the_way()
+        also = f"; in its way: {'; '.join(there[:3])}" if there else ""
+        return self._applied("rollback-failed", f"not taken back: {why}{also}", why=why, in_the_way=there, by_hand=[*lines, look])
+
+    def _in_the_way(self) -> list[str]:
+        """Who holds the GPUs or the port and is not the unit's main process: a start fails for them whatever the files say.
+
+        They are named, never ended: whether that may be done only a person knows.
+        """
+        port, unit = PortOwner(port_of(self.service.url), self.container), UnitState(self.unit, self.container)
+        table = Processes(self.unit, self.container)
+        seen = self.hands.look(port, unit, table, GpuProcesses())
+        found: list[str] = []
+        main = tell(seen, unit).value
+        pid = main.main_pid if main is not None else 0
+        for listener in tell(seen, port).value or ():
+            found += [f"port {listener.port} belongs to {name} (pid {n})" for n, name in listener.owners if n != pid]
+        processes = tell(seen, table).value
+        own = [p for p in processes.processes if p.pid != pid and p.parent != pid] if processes is not None else []
+        found += [f"{p.title} (pid {p.pid}) is left in the unit's control group" for p in own]
+        for process in tell(seen, GpuProcesses()).value or ():
+            if not process.of_unit(self.unit, self.container):
+                found.append(f"{process.process} (pid {process.pid} on the host) holds GPU {process.pci}")
+        return found

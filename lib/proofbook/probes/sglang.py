@@ -7,6 +7,7 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from proofbook import remote
 from proofbook.errors import CannotTell
@@ -35,7 +36,9 @@ __all__ = [
     "ServerProcess",
     "Version",
     "VersionFacts",
+    "base_of",
     "launch_of",
+    "port_of",
 ]
 
 #: Variables of a service that decide which packages its Python finds.
@@ -343,6 +346,21 @@ class ServerFacts:
     def accept_length(self) -> float | None:
         value = self.state.get("avg_spec_accept_length")
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+#: SGLang's own port, where an address names none.
+_PORT = 30000
+
+
+def port_of(url: str) -> int:
+    """The port of a service's address; SGLang's own where it has none."""
+    return urlsplit(url).port or _PORT
+
+
+def base_of(url: str) -> str:
+    """``http://127.0.0.1:30000`` of any address below it; of the loopback where there is no address."""
+    parts = urlsplit(url or f"http://127.0.0.1:{_PORT}")
+    return f"{parts.scheme}://{parts.hostname}:{parts.port or _PORT}"
 
 
 _DEADLINE_S = 10

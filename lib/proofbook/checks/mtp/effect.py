@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 
 from proofbook.checks.arguments import changes, is_title
 from proofbook.checks.looking import counted, join, short_id, tell, there, unseen
@@ -15,7 +14,7 @@ from proofbook.checks.mtp.start import StartStory, read_start
 from proofbook.intent import ContainerSpec, ServiceSpec
 from proofbook.model import Applied, Check, Finding, Probe, Seen, Suggested, Verdict
 from proofbook.probes.journal import UnitJournal, UnitLog
-from proofbook.probes.sglang import PortOwner, Processes, ServedCache, ServerInfo
+from proofbook.probes.sglang import PortOwner, Processes, ServedCache, ServerInfo, base_of, port_of
 from proofbook.probes.systemd import UnitFacts, UnitProcess, UnitState
 from proofbook.redact import Redactor
 
@@ -33,15 +32,6 @@ def took_effect(
         SpeculationIsOn(service, container, speculation, applied),
         WhyThatFast(service, container, applied),
     )
-
-
-def _address(service: ServiceSpec) -> str:
-    parts = urlsplit(service.url or "http://127.0.0.1:30000")
-    return f"{parts.scheme}://{parts.hostname}:{parts.port or 30000}"
-
-
-def _port(service: ServiceSpec) -> int:
-    return urlsplit(service.url).port or 30000 if service.url else 30000
 
 
 def _digest(argv: Sequence[str]) -> str:
@@ -112,7 +102,7 @@ class RunsAsPlanned(Check):
 
     def needs(self) -> tuple[Probe[Any], ...]:
         unit, container = self.service.name, self.container
-        return (UnitState(unit, container), UnitProcess(unit, container), PortOwner(_port(self.service), container))
+        return (UnitState(unit, container), UnitProcess(unit, container), PortOwner(port_of(self.service.url), container))
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
         unit, why = tell(seen, UnitState(self.service.name, self.container)).pair
@@ -184,7 +174,7 @@ class RunsAsPlanned(Check):
         return self.passed(f"it is the invocation that was followed, 0 restarts, process {unit.main_pid}", **about)
 
     def _port_owner(self, seen: Seen, unit: UnitFacts) -> Finding:
-        port = _port(self.service)
+        port = port_of(self.service.url)
         listeners, why = tell(seen, PortOwner(port, self.container)).pair
         if listeners is None:
             return unseen(self, f"who owns port {port}: {why}", self.service.spec)
@@ -219,7 +209,7 @@ class IsWhole(Check):
 
     def needs(self) -> tuple[Probe[Any], ...]:
         unit, container = self.service.name, self.container
-        return (Processes(unit, container), ServerInfo(_address(self.service), container))
+        return (Processes(unit, container), ServerInfo(base_of(self.service.url), container))
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
         return [self._processes(seen), self._answers(seen)]
@@ -228,7 +218,7 @@ class IsWhole(Check):
         table, why = tell(seen, Processes(self.service.name, self.container)).pair
         if table is None:
             return unseen(self, why, self.service.spec)
-        info, _ = tell(seen, ServerInfo(_address(self.service), self.container)).pair
+        info, _ = tell(seen, ServerInfo(base_of(self.service.url), self.container)).pair
         ranks = sorted({p.rank for p in table.schedulers})
         wanted = int((info.number("tp_size") if info else None) or 0)
         dead = [p.title for p in table.processes if p.state == "Z"]
@@ -256,7 +246,7 @@ class IsWhole(Check):
         return self.passed(f"all {wanted} schedulers and the detokenizer live ({join(ranks)})", **about)
 
     def _answers(self, seen: Seen) -> Finding:
-        info, why = tell(seen, ServerInfo(_address(self.service), self.container)).pair
+        info, why = tell(seen, ServerInfo(base_of(self.service.url), self.container)).pair
         about: dict[str, Any] = {"subject": self.service.spec}
         if info is not None:
             return self.passed(f"its scheduler answers ({info.path}, SGLang {info.version or 'of unknown version'})", **about)
@@ -288,7 +278,7 @@ class SpeculationIsOn(Check):
     title: ClassVar[str] = "Does the server say that speculation is on?"
 
     def needs(self) -> tuple[Probe[Any], ...]:
-        return (UnitJournal(self.service.name, self.container), ServerInfo(_address(self.service), self.container))
+        return (UnitJournal(self.service.name, self.container), ServerInfo(base_of(self.service.url), self.container))
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
         log, no_log = tell(seen, UnitJournal(self.service.name, self.container)).pair
@@ -303,7 +293,7 @@ class SpeculationIsOn(Check):
         return self.failed(reason, subject=self.service.spec, action=Suggested.ROLL_BACK, what_to_do=what, **more)
 
     def _says(self, seen: Seen) -> Finding:
-        info, why = tell(seen, ServerInfo(_address(self.service), self.container)).pair
+        info, why = tell(seen, ServerInfo(base_of(self.service.url), self.container)).pair
         if info is None:
             return unseen(self, f"what the server says of itself: {why}", self.service.spec)
         wanted = {
@@ -381,7 +371,7 @@ class SpeculationIsOn(Check):
         )
 
     def _running(self, seen: Seen, story: StartStory) -> Finding:
-        info, _ = tell(seen, ServerInfo(_address(self.service), self.container)).pair
+        info, _ = tell(seen, ServerInfo(base_of(self.service.url), self.container)).pair
         effective = (info.effective_running if info else None) or (story.start.capacity if story.start else None)
         asked = info.number("max_running_requests") if info else None
         about: dict[str, Any] = {"subject": self.service.spec, "observed": effective, "expected": asked}
