@@ -1,7 +1,9 @@
 # Changes files of a machine so that they change back by themselves unless somebody confirms in time. POSIX sh.
 # Run as "guard VERB ID ...", and by systemd as "sh guard.sh due ID". Needs root, systemd, flock, base64, sha256sum.
 #
-#   stage ID UNIT     standard input: the new files (see remote/guard.py); keeps the old ones. Refuses when they are not as planned
+#   stage ID UNIT     standard input: the new files (see remote/guard.py); keeps the old ones. Refuses when they are not as planned.
+#                     UNIT is restarted when they come back; "-" for none. "reboot.target": when it is the guard that takes them
+#                     back, it reboots the machine then; whoever fires by hand sees to that reboot himself
 #   arm ID SECONDS    writes, enables and starts the guard, and has systemd run it once; only then it counts as armed
 #   install ID        puts the new files in place. Only while the guard waits
 #   extend ID SECONDS the time runs anew from now
@@ -62,9 +64,10 @@ present() {
   elif [ -f "$1" ]; then sum "$1" 2> /dev/null || echo odd
   else echo odd; fi
 }
-# Replaces a small file as a whole: path, text.
+# Replaces a small file as a whole: path, text, mode.
 write() {
-  { printf '%s\n' "$2" > "$1.new" && flush "$1.new" && mv -f -- "$1.new" "$1"; } 2> /dev/null || { rm -f -- "$1.new"; return 1; }
+  { printf '%s\n' "$2" > "$1.new" && chmod "${3-600}" "$1.new" && flush "$1.new" && mv -f -- "$1.new" "$1"; } 2> /dev/null ||
+    { rm -f -- "$1.new"; return 1; }
   flush "${1%/*}"
 }
 get_state() {
@@ -292,7 +295,7 @@ ExecStart=/bin/sh /var/lib/proofbook/changes/$id/guard.sh due $id
 SyslogIdentifier=proofbook-guard
 # It looks every minute; only what it does is worth a line.
 SyslogLevel=notice
-LogLevelMax=notice" && write "$units/$guard.timer" "# Written by proofbook; it removes itself when the change was confirmed or taken back.
+LogLevelMax=notice" 644 && write "$units/$guard.timer" "# Written by proofbook; it removes itself when the change was confirmed or taken back.
 [Unit]
 Description=When the change of proofbook run $id is taken back
 
@@ -305,7 +308,7 @@ OnUnitInactiveSec=60
 AccuracySec=1s
 
 [Install]
-WantedBy=timers.target"
+WantedBy=timers.target" 644
 }
 arm() {
   wanted=$1
@@ -442,11 +445,13 @@ fire_now() {
   put_outcome fired
   put_state fired
   drop_guard
+  # WHY last: a power cut before it is the reboot that was wanted, and the next boot finds nothing more to do.
+  [ "$unit" != reboot.target ] || [ "$verb" != due ] || systemctl reboot || systemctl reboot --force
 }
 # WHY reset-failed: a new configuration that crashed in a loop has used up the starts that systemd allows, and the old one
 # would be refused with "start request repeated too quickly".
 set_unit() {
-  [ "$unit" != - ] || return 0
+  case $unit in - | reboot.target) return 0 ;; esac
   if [ "$was_active" = 1 ]; then
     [ -n "$touched" ] || case $(active_state "$unit") in active | activating | reloading) return 0 ;; esac
     systemctl reset-failed -- "$unit" 2> /dev/null

@@ -31,6 +31,9 @@ while :; do
   if [ -e "$home/power-off" ]; then
     : > "$home/dark"
     while [ -e "$home/power-off" ]; do sleep 0.05; done
+    # WHY: a control group remembers that it was killed, and some kernels (seen: 6.18) then also kill what a systemd 257 in
+    # it starts in a younger group. A machine that was switched on again begins with none.
+    find "/sys/fs/cgroup/$group/machine" -mindepth 1 -depth -type d -exec rmdir {} + 2>/dev/null || true
     rm -f "$home/dark"
   elif [ "$status" -ne 133 ]; then
     exit "$status"
