@@ -7,6 +7,9 @@ read_files.sh      text files by pattern; ``read_files`` / ``parse_files``
 open_devices.sh    opens device nodes; ``open_devices`` / ``parse_open_devices``
 cu_init.py         asks the CUDA driver library; ``cu_init`` / ``parse_cu_init``
 put.sh             writes a file atomically; ``put_command``
+guard.sh           files that change back by themselves unless somebody confirms; :mod:`proofbook.remote.guard`
+lease.sh           who may change the machine, and which approvals were used; :mod:`proofbook.remote.lease`
+detached.sh        a long step that outlives the connection; :mod:`proofbook.remote.detached`
 p2p_probe.py       copies between all GPUs and compares; :mod:`proofbook.remote.p2p`
 =================  ==========================================================================================
 
