@@ -695,7 +695,7 @@ class _Acting:
         for listener in tell(seen, port).value or ():
             found += [f"port {listener.port} belongs to {name} (pid {n})" for n, name in listener.owners if n != pid]
         processes = tell(seen, table).value
-        own = [p for p in processes.processes if p.pid != pid and p.parent != pid] if processes is not None else []
+        own = [p for p in processes.processes if p.pid != pid and not (pid and p.parent == pid)] if processes is not None else []
         found += [f"{p.title} (pid {p.pid}) is left in the unit's control group" for p in own]
         for process in tell(seen, GpuProcesses()).value or ():
             if not process.of_unit(self.unit, self.container):
