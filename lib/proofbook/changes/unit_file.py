@@ -698,6 +698,7 @@ class _Acting:
         own = [p for p in processes.processes if p.pid != pid and not (pid and p.parent == pid)] if processes is not None else []
         found += [f"{p.title} (pid {p.pid}) is left in the unit's control group" for p in own]
         for process in tell(seen, GpuProcesses()).value or ():
-            if not process.of_unit(self.unit, self.container):
+            # while the unit waits to be started again, its own old processes are as much in the way as anybody's
+            if not process.of_unit(self.unit, self.container) or not pid:
                 found.append(f"{process.process} (pid {process.pid} on the host) holds GPU {process.pci}")
         return found
