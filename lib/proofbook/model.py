@@ -468,7 +468,8 @@ class Applied:
     """What acting on a plan came to.
 
     ``outcome``: done · nothing-to-do · unconfirmed (acted, result not seen) · failed (the steps did not go through) ·
-    confirmed · rolled-back · rollback-failed (``facts["by_hand"]`` then lists the commands for a person).
+    confirmed · rolled-back · restored (the way back that was part of the plan, as after an experiment) · rollback-failed
+    (``facts["by_hand"]`` then lists the commands for a person).
     """
 
     plan: Plan

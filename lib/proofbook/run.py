@@ -769,7 +769,7 @@ class Run:
         self._say("applied", _without_plan(applied), durable=True)
         ends = {"rolled-back": RunStatus.ROLLED_BACK, "rollback-failed": RunStatus.ROLLBACK_FAILED}
         self._came_to = ends.get(applied.outcome, self._came_to)
-        if applied.outcome in ("confirmed", "rolled-back"):
+        if applied.outcome in ("confirmed", "rolled-back", "restored"):
             self._unconfirmed = None
 
     def _let_go(self) -> None:
@@ -880,7 +880,8 @@ class Run:
         counts = {v: sum(verdict is v for _, _, verdict, _ in once) for v in Verdict}
         told = ", ".join(f"{n} {v}" for v, n in counts.items() if n)
         if self._decision is not None:
-            done = {RunStatus.ROLLED_BACK: "Taken back", RunStatus.ROLLBACK_FAILED: "COULD NOT BE TAKEN BACK"}.get(status, "Kept")
+            kept = "Kept" if self._decision.keep else "Put back as planned"
+            done = {RunStatus.ROLLED_BACK: "Taken back", RunStatus.ROLLBACK_FAILED: "COULD NOT BE TAKEN BACK"}.get(status, kept)
             return f"{done} ({self._decision.rung}): {self._decision.because} ({told})."
         worst_finding = next(
             (f for v in (Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN) for f in self._findings if f.verdict is v), None

@@ -18,6 +18,10 @@ def acting(plan: Plan) -> Change:
         from proofbook.changes.unit_file import EnableMTP
 
         return EnableMTP(ServiceSpec(name=str(plan.settings["unit"])))
+    if plan.change == "iommu-identity":
+        from proofbook.changes.iommu_identity import IommuIdentity
+
+        return IommuIdentity.from_plan(plan)
     raise RecordError(
         f"a change named {plan.change!r} cannot be taken back by this version",
         hint="undo it by hand, with what the record says",

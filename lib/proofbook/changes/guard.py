@@ -48,7 +48,10 @@ _DRIFTED = 76
 
 @dataclass(frozen=True)
 class Guard:
-    """The guard of one run's change. ``unit`` is restarted when the change is taken back ("": none is)."""
+    """The guard of one run's change. ``unit`` is restarted when the change is taken back ("": none is).
+
+    ``reboot.target`` as the unit: the guard reboots the machine when its time is up, for files that only a boot undoes.
+    """
 
     run_id: str
     unit: str

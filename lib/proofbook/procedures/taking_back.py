@@ -43,7 +43,7 @@ class TakenBack(Check):
         return ()
 
     def judge(self, seen: Seen) -> list[Finding]:
-        if self.undone.outcome == "rolled-back":
+        if self.undone.outcome in ("rolled-back", "restored"):
             return [self.passed(self.undone.summary, observed=dict(self.undone.facts))]
         by_hand = self.undone.facts.get("by_hand", ())
         return [

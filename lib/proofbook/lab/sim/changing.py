@@ -367,6 +367,8 @@ def due(life: Life, system: System, run_id: str) -> None:
     change = Change(life, system, run_id)
     if _up(system) and (change.state == "firing" or (change.state == "armed" and change.left <= 0)):
         change.begin_fire()
+        if change.unit[0] == "reboot.target":
+            life.at(life.now + 1.0, "guard_reboots")
 
 
 def goes_on(life: Life, system: System, run_id: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from proofbook.errors import LabError
-from proofbook.lab.sim import checkpoint, fault_lines, units
+from proofbook.lab.sim import checkpoint, fault_lines, identity, units
 from proofbook.lab.sim.os_state import Container, Endpoint, Fault, Machine, System
 from proofbook.lab.sim.render_kernel import interface_name
 from proofbook.lab.standin import faults as server_faults
@@ -62,7 +62,7 @@ def port_is_free(life: Life, system: System, port: int) -> None:
 
 
 def known_kinds() -> frozenset[str]:
-    return frozenset({*_AT_POWER_ON, *_AFTER_POWER_ON, *_IN_CONTAINER, *_ON_REBOOT})
+    return frozenset({*_AT_POWER_ON, *_AFTER_POWER_ON, *_IN_CONTAINER, *_ON_REBOOT, *identity.KINDS})
 
 
 def validate(fault: Fault) -> Fault:
@@ -92,6 +92,17 @@ def _iommu_off(m: Machine, p: Parameters) -> None:
     m.boot.cmdline = f"{m.cmdline} amd_iommu=off iommu=off"
     for device in m.hw.pci.values():
         device.iommu_group = None
+
+
+def _iommu_group_shared(m: Machine, p: Parameters) -> None:
+    """The board's switch keeps no two functions apart below one port."""
+    m.hw.pci[p["pci"]].iommu_group = m.hw.pci[p["with"]].iommu_group
+
+
+def _command_line(m: Machine, p: Parameters) -> None:
+    """The boot loader adds something; ``boot``: only at the n-th boot that somebody asked for, as a one-time entry does."""
+    if m.requested_boots == p.get("boot", m.requested_boots):
+        m.boot.cmdline = f"{m.cmdline} {p['adds']}"
 
 
 def _vfio(m: Machine, p: Parameters) -> None:
@@ -161,6 +172,8 @@ _AT_POWER_ON: dict[str, Callable[[Machine, Parameters], None]] = {
     "gpu-missing": _gpu_missing,
     "iommu-type": _iommu_type,
     "iommu-off": _iommu_off,
+    "iommu-group-shared": _iommu_group_shared,
+    "command-line": _command_line,
     "vfio": _vfio,
     "link-width": _link_width,
     "firmware-aer": _firmware_aer,

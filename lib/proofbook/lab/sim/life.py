@@ -11,7 +11,7 @@ import pickle
 import uuid
 from collections.abc import Mapping, Sequence
 
-from proofbook.lab.sim import changing, fault_lines, faults, serving, units
+from proofbook.lab.sim import changing, fault_lines, faults, identity, serving, units
 from proofbook.lab.sim.os_state import Boot, Entry, Event, KernelLine, Machine, Process, System, Unit
 from proofbook.lab.sim.render_kernel import kernel_boot_lines
 from proofbook.lab.standin.startlog import dated
@@ -317,8 +317,10 @@ class Life:
         m.boots.append(Boot(boot_id, number, self.now, m.kernel, m.cmdline))
         m.hw = pickle.loads(pickle.dumps(m.board))  # a deep copy, several times faster than copy.deepcopy
         faults.at_power_on(self)
+        identity.at_power_on(self)
         start = self.now
-        for seconds, priority, text in kernel_boot_lines(m.hw, m.boot.cmdline, m.kernel):
+        boot_lines = kernel_boot_lines(m.hw, m.boot.cmdline, m.kernel)
+        for seconds, priority, text in boot_lines:
             self.at(start + seconds, "kernel", priority, text)
         m.host.state, m.host.started_at = "starting", start
         self.at(start + 4.2, "journal_starts", "")
@@ -331,6 +333,10 @@ class Life:
                 self.at(start + m.timing.guests_s, "start_container", container.id)
         self.at(start + m.timing.guests_s + 3.0, "started_up", "")
         faults.after_power_on(self)
+        identity.after_power_on(self, boot_lines)
+
+    def on_identity_unit(self, said: tuple[str, ...], done: bool) -> None:
+        identity.ran(self, said, done)
 
     def on_journal_starts(self, name: str) -> None:
         system = self.machine.system(name)
@@ -389,6 +395,10 @@ class Life:
 
     def on_guard_goes_on(self, name: str, run_id: str) -> None:
         changing.goes_on(self, self.machine.system(name), run_id)
+
+    def on_guard_reboots(self) -> None:
+        """A guard has taken back files that only a boot undoes."""
+        self.request_reboot()
 
     def on_step_ends(self, name: str, folder: str, late: bool) -> None:
         changing.step_ends(self, self.machine.system(name), folder, late=late)

@@ -7,7 +7,7 @@
     base = "four-gpu-hypervisor"            # scenarios/bases/<base>.toml: [machine], [clock], [intent], perhaps a base of its own
     [[faults]]                              # kind, when = "always" | "after-reboot", and the kind's own parameters
     [machine]  [clock]  [intent]            # laid over the base: tables are merged, lists replaced
-    [expect.reboot-verification]            # parameters, verdict, status, exit_code, perhaps rung
+    [expect.reboot-verification]            # parameters, verdict, status, exit_code, perhaps rung, conclusion
 
 Only ``machine``, ``faults`` and ``clock`` ever reach the process that plays the machine (:meth:`Scenario.served`).
 """
@@ -40,6 +40,7 @@ class Expectation:
     status: str
     exit_code: int
     rung: str = ""  # of the procedure's ladder, where it decides whether to keep a change
+    conclusion: str = ""  # of an experiment
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,282 @@
+"""An identity experiment as a plan: one boot with a GPU's iommu group in the identity domain, and the boot that puts it back.
+
+What is laid down acts at one boot only: its program removes its flag before it does anything. A guard on the machine takes
+the files back and reboots, unless this run, or another in its place, has done so by then; so that a machine that comes up
+without a network comes back all the same.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from proofbook.changes.guard import FileChange, Guard, GuardStatus
+from proofbook.changes.reboot import REBOOT, Reboot
+from proofbook.checks.identity.restored import PROBES as RESTORED
+from proofbook.checks.identity.restored import wrong_with
+from proofbook.checks.identity.rule import Before, GpuBoot
+from proofbook.errors import CannotTell, GuardRefused, PlanDrifted, TransportError
+from proofbook.host import Hands
+from proofbook.intent import ContainerSpec, ServiceSpec
+from proofbook.model import Action, Applied, Change, Identity, Plan, Probe, Seen
+from proofbook.probes.change_state import GuardState
+from proofbook.probes.iommu import IommuGroups
+from proofbook.probes.iommu_identity import IdentityState
+from proofbook.probes.nvidia import Gpus
+from proofbook.probes.pci import PciDevices
+from proofbook.remote.iommu_identity import FLAG, HOME, IDENTITY, PROGRAM, PULL, UNIT, UNIT_PATH, pull, unit
+
+__all__ = ["IommuIdentity"]
+
+Tell = Callable[[str], None]
+
+#: How long the machine may take to come back from a boot, in seconds; the guard's time must be longer.
+LONGEST_BOOT_S = 2400.0
+
+
+@dataclass(frozen=True)
+class IommuIdentity(Change):
+    """Boot once with the groups of ``treated`` in the identity domain. :meth:`rollback` is the way back, and always taken.
+
+    ``before``: every GPU as it was found, which is what must be again. ``services``: waited for after the boot back.
+    """
+
+    treated: tuple[str, ...]
+    before: Before
+    guard_minutes: float = 90.0
+    services: tuple[ServiceSpec, ...] = ()
+    containers: tuple[ContainerSpec, ...] = ()
+    console: str = ""
+    name: ClassVar[str] = "iommu-identity"
+
+    def __repr__(self) -> str:
+        return f"IommuIdentity({', '.join(self.treated)}, guard_minutes={self.guard_minutes:g})"
+
+    @classmethod
+    def from_plan(cls, plan: Plan) -> IommuIdentity:
+        """Able to take back from the stored plan alone; services are then not waited for."""
+        before = tuple(GpuBoot(pci, str(kind), "", bool(up)) for pci, (kind, up) in plan.settings["before"].items())
+        return cls(tuple(plan.settings["treated"]), Before(before), float(plan.settings["guard_s"]) / 60)
+
+    def _reboot(self, services: tuple[ServiceSpec, ...]) -> Reboot:
+        return Reboot(True, services, self.containers, self.console)
+
+    @property
+    def _files(self) -> tuple[FileChange, ...]:
+        armed = f"The next boot sets these to identity, once: {' '.join(self.treated)}\n"
+        return (
+            FileChange(PROGRAM, None, IDENTITY.encode(), 0o755),
+            FileChange(UNIT_PATH, None, unit(self.treated).encode()),
+            FileChange(PULL, None, pull().encode()),
+            FileChange(FLAG, None, armed.encode()),
+        )
+
+    # ------------------------------------------------------------------------------------------- planning
+
+    def needs(self) -> tuple[Probe[Any], ...]:
+        ours: tuple[Probe[Any], ...] = (IommuGroups(), PciDevices(), Gpus(), IdentityState())
+        return tuple(dict.fromkeys([*ours, *self._reboot(self.services).needs()]))
+
+    def plan(self, seen: Seen, host: Identity) -> Plan:
+        reboot = self._reboot(self.services).plan(seen, host)
+        minutes = f"{self.guard_minutes:g} min"
+        return Plan(
+            change=self.name,
+            title=f"Boot {host.hostname} once with {', '.join(self.treated)} in the identity domain, then boot it back",
+            host=host,
+            pre_state={**reboot.pre_state, **self._pre_state(seen)},
+            actions=(
+                Action(f"lay down {UNIT}, its program and the flag that arms it for one boot"),
+                Action(f"arm the guard: after {minutes} the machine takes the files back by itself and reboots"),
+                Action("boot A, the experiment: ask systemd for an orderly reboot", REBOOT.argv),
+            ),
+            undo=(
+                Action("take the files back, byte for byte, and the guard away"),
+                Action("boot B, the way back, always: ask systemd for an orderly reboot", REBOOT.argv),
+                Action("read back: every group's type as before, every GPU started, no file left"),
+            ),
+            diff=self._diff(),
+            cannot_undo=(
+                *reboot.cannot_undo,
+                "the machine goes down twice, and services with it",
+                "a GPU whose firmware is wedged by the experiment may need a cold power cycle; a warm reboot need not clear it",
+            ),
+            expected_s=2 * reboot.expected_s + 300.0,
+            facts=(*self._hypothesis(), *reboot.facts),
+            settings={
+                **reboot.settings,
+                "treated": list(self.treated),
+                "before": {g.pci: [g.iommu_type, bool(g.started)] for g in self.before.gpus},
+                "guard_s": round(self.guard_minutes * 60),
+                "files": {f.path: f.new_sha256 for f in self._files},
+            },
+        )
+
+    def _hypothesis(self) -> tuple[str, ...]:
+        others = [g.pci for g in self.before.gpus if g.pci not in self.treated]
+        return (
+            f"treated: {', '.join(self.treated)}; control: {', '.join(others) or 'none in the same boot'}",
+            "the program removes its flag before it acts: the boot after boot A is a clean one, whatever happens",
+            "stop rule: one boot; no second try, no reset of a GPU, boot B whatever boot A showed",
+        )
+
+    def _pre_state(self, seen: Seen) -> Mapping[str, Any]:
+        """The groups' types and members, never their numbers."""
+        state: dict[str, Any] = {}
+        try:
+            iommu = seen.value(IommuGroups())
+            for pci in self.treated:
+                members = next((list(g.devices) for g in iommu.groups.values() if pci in g.devices), [])
+                state[f"group of {pci}"] = [iommu.by_device.get(pci, "none"), members]
+            state["files there"] = list(seen.value(IdentityState()).present)
+        except CannotTell as why:
+            state["groups"] = f"not known: {why}"
+        return state
+
+    def _diff(self) -> str:
+        lines: list[str] = []
+        for one in self._files:
+            text = (one.new or b"").decode()
+            if one.path == PROGRAM:  # a constant of this version: its digest says which
+                digest = hashlib.sha256(text.encode()).hexdigest()
+                lines += [
+                    "--- /dev/null",
+                    f"+++ {one.path}",
+                    f"+ iommu_identity.sh, sha256 {digest[:16]}…, {text.count(chr(10))} lines",
+                ]
+                continue
+            lines += difflib.unified_diff([], text.splitlines(), "/dev/null", one.path, lineterm="")
+        return "\n".join(lines)
+
+    # --------------------------------------------------------------------------------------------- acting
+
+    def apply(self, plan: Plan, hands: Hands, tell: Tell) -> Applied:
+        return _Acting(self, plan, hands, tell).experiment()
+
+    def confirm(self, plan: Plan, hands: Hands, tell: Tell) -> Applied:
+        """An experiment is never kept."""
+        return self.rollback(plan, hands, tell)
+
+    def rollback(self, plan: Plan, hands: Hands, tell: Tell) -> Applied:
+        """Boot B: files gone, reboot, and everything read back. Outcome: restored, or rollback-failed with what to do by hand."""
+        return _Acting(self, plan, hands, tell).restore()
+
+
+@dataclass
+class _Acting:
+    change: IommuIdentity
+    plan: Plan
+    hands: Hands
+    tell: Tell
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def guard(self) -> Guard:
+        return Guard(self.hands.run_id, "reboot.target")
+
+    def _guarded(self, what: str, do: Any) -> GuardStatus:
+        result = self.hands.act(what, do)
+        assert result is not None
+        return self.guard.done(result)
+
+    def _status(self) -> GuardStatus:
+        probe = GuardState(self.hands.run_id)
+        return self.hands.look(probe).value(probe)
+
+    def experiment(self) -> Applied:
+        if self._begun():
+            return self._as_found()
+        seconds = int(self.plan.settings["guard_s"])
+        self._guarded("bring the unit, its program and its flag", self.guard.stage(self.change._files))
+        armed = self._guarded(f"arm the guard for {seconds / 60:g} min", self.guard.arm(seconds))
+        if not armed.guarded:
+            raise GuardRefused("the guard does not wait, so nothing was put in place", hint=f"look at {self.guard.timer}")
+        self._guarded("put the files in place: from here on the next boot is the experiment's", self.guard.install())
+        booted = self._boot(2, ())
+        return replace(booted, plan=self.plan, facts={**booted.facts, "boot": "A"})
+
+    def _begun(self) -> bool:
+        """Whether an earlier run of this change has already asked for boot A."""
+        return self.hands.host.identity.boot_id != self.plan.host.boot_id
+
+    def _as_found(self) -> Applied:
+        """Boot A is behind us, or a later boot: what it was is for the checks to find out."""
+        now = self.hands.host.identity
+        facts = {"boot": "A", "came_back": True, "boot_id_before": self.plan.host.boot_id, "boot_id_after": now.boot_id}
+        return Applied(self.plan, "done", f"{now.hostname} was rebooted by the run before", facts)
+
+    def _boot(self, action: int, services: tuple[ServiceSpec, ...]) -> Applied:
+        """One reboot, followed until the machine lets us in again (and ``services`` answer)."""
+        actions = self.plan.actions if action == 2 else self.plan.undo
+        wanted = actions[2 if action == 2 else 1]
+        return self.change._reboot(services).apply(replace(self.plan, actions=(wanted,)), self.hands, self.tell)
+
+    # -------------------------------------------------------------------------------------------- backwards
+
+    def restore(self) -> Applied:
+        try:
+            return self._restore()
+        except (CannotTell, GuardRefused, PlanDrifted, TransportError) as why:
+            return self._by_hand(str(why).splitlines()[0])
+
+    def _restore(self) -> Applied:
+        self._reach()
+        self._files_back()
+        if self._boot_is_needed():
+            booted = self._boot(1, self.change.services)
+            self.facts |= {**booted.facts, "boot": "B"}
+            if booted.outcome != "done":
+                return self._by_hand(f"boot B: {booted.summary}")
+        else:
+            self.tell("its guard had taken the files back and rebooted already; this boot is the way back")
+        return self._read_back()
+
+    def _reach(self) -> None:
+        """A machine that was not back in time may be by now."""
+        try:
+            self.hands.peek(IdentityState())
+        except TransportError:
+            self.tell("the machine does not answer; its guard takes the files back and reboots when its time is up")
+            left = float(self.plan.settings["guard_s"]) + LONGEST_BOOT_S
+            if self.hands.host.await_up(patience_s=left, tell=self.tell) is None:
+                raise CannotTell(f"it did not let us in for {left / 60:.0f} min, guard included") from None
+            self.hands.proven("it answers again")
+
+    def _files_back(self) -> None:
+        status = self._status()
+        if status.state in ("staged", "armed", "firing", "failed"):
+            self._guarded("take the files back", self.guard.fire())
+            status = self._status()
+        if status.state in ("fired", "staged"):
+            self._guarded("remove what was kept for taking them back", self.guard.clean())
+
+    def _boot_is_needed(self) -> bool:
+        """Not when the machine has had its boot back already: no type is identity, and the program did not run."""
+        seen = self.hands.look(IommuGroups(), IdentityState())
+        types = seen.value(IommuGroups()).by_device
+        ran = seen.value(IdentityState()).log is not None
+        return ran or any(types.get(pci) == "identity" for pci in self.change.treated)
+
+    def _read_back(self) -> Applied:
+        seen = self.hands.look(*RESTORED)
+        wrong = wrong_with(seen, self.change.before)
+        said = [f"{pci}: {text}" if pci else text for pci, texts in wrong.items() for text in texts]
+        if said:
+            return self._by_hand("; ".join(said))
+        kinds = ", ".join(f"{g.pci} {g.iommu_type}" for g in self.change.before.gpus)
+        return Applied(
+            self.plan, "restored", f"as before: {kinds}; every GPU started, no file of the experiment left", self.facts
+        )
+
+    def _by_hand(self, why: str) -> Applied:
+        by_hand = [
+            f"on the console ({self.change.console or 'none is named'}): look whether the machine runs, and which boot it is in",
+            "power it off for half a minute, then on: the flag is gone, so it boots as it did before",
+            *Guard(self.hands.run_id, "").by_hand(self.change._files),
+            f"rmdir {HOME}",
+            "cat /sys/bus/pci/devices/<address>/iommu_group/type",
+        ]
+        return Applied(self.plan, "rollback-failed", f"NOT RESTORED: {why}", {**self.facts, "why": why, "by_hand": by_hand})
