@@ -136,3 +136,13 @@ def test_a_date_without_nanoseconds_will_do() -> None:
 )
 def test_what_comes_instead_of_an_answer_is_told(said: bytes, why: str) -> None:
     assert remote.refusal(said) == why
+
+
+def test_an_output_that_says_end_is_not_the_end() -> None:
+    asked = [command("echo", "end"), command("true")]
+    said = [Result(asked[0], 0, b"end\n", b"", THEN, 0.0), Result(asked[1], 0, b"", b"", THEN, 0.0)]
+    answer = remote.write_gather_answer(remote.GatherRequest(NONCE, 4, tuple(asked)), said, uid=0)
+    cut = answer[: answer.index(b"end\n") + 4]
+    assert remote.parse_gather(cut, asked, NONCE) is None
+    results = remote.parse_gather(answer, asked, NONCE)
+    assert results is not None and [r.stdout for r in results] == [b"end\n", b""]

@@ -143,8 +143,14 @@ def parse_gather(data: bytes, commands: Sequence[Command], nonce: str) -> list[R
     separator = nonce.encode() + b"\n"
     if not data.endswith(separator + b"end\n"):
         return None
-    _, head, *outputs, _ = data.split(separator)
+    parts = data.split(separator)
+    if len(parts) < 3:
+        return None
+    _, head, *outputs, _ = parts
     clock, *table = head.decode("ascii", "replace").splitlines()
+    # WHY: an output of exactly "end" looks like the end of the answer while it is the last thing that has come
+    if len(outputs) < 2 * len(table):
+        return None
     wall, anchor, uid = clock.split()
     rows = {int(row[0]): row[1:] for row in (line.split() for line in table) if row}
     if len(outputs) != 2 * len(commands) or rows.keys() != set(range(1, len(commands) + 1)):
