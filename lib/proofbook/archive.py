@@ -148,6 +148,15 @@ class Archive:
                 troubles.append((folder, "no readable record.json"))
         return troubles
 
+    def since(self, run_id: str) -> list[Brief]:
+        """Records of runs that were opened no earlier than this one, newest first, without looking at older folders."""
+        found: list[Brief] = []
+        for brief in self._briefs():
+            if brief.run_id.partition("-")[0] < run_id.partition("-")[0]:
+                break
+            found.append(brief)
+        return found
+
     def _briefs(self) -> Iterator[Brief]:
         for folder in self.folders():
             brief = None if folder.name.endswith(QUARANTINE) else _brief(folder)

@@ -10,12 +10,13 @@ from typing import Any
 
 import msgspec
 
-from proofbook.archive import Archive
-from proofbook.errors import NoSuchRun, RecordError
+from proofbook.archive import Archive, Brief
+from proofbook.errors import NoSuchRun, ProofbookError, RecordError
 from proofbook.model import Approval, Measurement, Plan, RunStatus
+from proofbook.procedures import taking_back
 from proofbook.record import PARTIAL, RunRecord
 
-__all__ = ["Begun", "load"]
+__all__ = ["Begun", "load", "next_steps", "refuse_two"]
 
 #: A run that ended like this may have left a change half done.
 _UNFINISHED = (RunStatus.ABORTED, RunStatus.LOST, RunStatus.ROLLBACK_FAILED)
@@ -76,28 +77,112 @@ def _plan(told: Any, run_id: str) -> Plan:
 def load(archive: Archive, run: str, *, undo: bool) -> Begun:
     """The run to go on with or (``undo``) to take back. Raises NoSuchRun when there is nothing of the kind to do.
 
-    A run whose runner died is closed as lost first.
+    A run whose runner died is closed as lost first, and so are those that went on with it.
     """
     run_id = archive.find(run)
-    folder = archive.folder_of(run_id)
-    if folder is not None and folder.name.endswith(PARTIAL):
-        if archive.runner_alive(folder):
-            runner = archive.load(run_id).runner
-            raise NoSuchRun(
-                f"run {run_id} is still going on (process {runner.get('pid')} on {runner.get('host')})",
-                hint="stop it first, or let it end",
-            )
-        archive.sweep(only=run_id)
+    _settle(archive, run_id)
     begun = Begun(archive.load(run_id))
+    _refuse_undoing(begun.record)
     plan = begun.approved_plan
-    status = RunStatus(begun.record.status)
-    if status is RunStatus.ROLLED_BACK:
-        raise NoSuchRun(f"run {run_id} was taken back already: {begun.record.summary}")
-    if not undo and status not in _UNFINISHED:
-        raise NoSuchRun(
-            f"run {run_id} is {status}: there is nothing to go on with",
-            hint=f"to undo what it did: proofbook rollback {run_id}",
-        )
     if not any(told["acts"] for told in begun.record.plans if told["digest"] == plan.digest):
         raise NoSuchRun(f"run {run_id} had not begun to act; nothing is half done", hint="open a new run instead")
+    for brief in [_brief_of(begun.record), *_went_on(archive, begun)]:
+        _refuse_ended(brief, run_id, undo=undo)
     return begun
+
+
+def refuse_two(archive: Archive, begun: Begun, own: str) -> None:
+    """Two that go on with one change at once would hold one lease. Raises NoSuchRun when another one does so too."""
+    for brief in _went_on(archive, begun, settle=False):
+        if brief.run_id != own and _busy(archive, brief.run_id):
+            raise _still_busy(archive, brief.run_id)
+
+
+def next_steps(archive: Archive, run: str, host: str) -> list[str]:
+    """What a person can do about the run that holds ``host``, as far as this archive knows it; one thing a line."""
+    breaking = f"proofbook lease break {host} {run} --who YOUR-NAME"
+    try:
+        record = archive.load(run) if archive.folder_of(run) is not None else None
+    except ProofbookError:  # a damaged record tells nothing; what the machine said stands above
+        record = None
+    if record is None:
+        return [
+            f"run {run} is not in {archive.outputs}: ask its holder, or look where it was started",
+            f"only when it is really over: {breaking}",
+        ]
+    family = [run, *(b.run_id for b in _went_on(archive, Begun(record), settle=False))]
+    busy = [one for one in family if _busy(archive, one)]
+    if busy:
+        return [f"run {busy[0]} is still at work: let it end, or stop it"]
+    return [
+        "nobody works on it any more, as far as this archive knows; either of these gives the lease back:",
+        f"  to go on with it: proofbook resume {run}",
+        f"  to undo what it did: proofbook rollback {run}",
+        f"only when neither can: {breaking}",
+    ]
+
+
+def _went_on(archive: Archive, begun: Begun, *, settle: bool = True) -> list[Brief]:
+    """Every run that went on with this change or took it back, oldest first. ``settle``: close those whose runner died."""
+    family, found = {begun.origin, begun.run_id}, []
+    for brief in reversed(archive.since(begun.origin)):
+        if brief.continues in family and brief.run_id != begun.run_id:
+            family.add(brief.run_id)
+            found.append(brief)
+    if not settle:
+        return found
+    for brief in found:
+        _settle(archive, brief.run_id)
+    return [_brief_of(archive.load(b.run_id)) if b.status == RunStatus.RUNNING else b for b in found]
+
+
+def _brief_of(record: RunRecord) -> Brief:
+    return msgspec.convert(record.as_json(), Brief)
+
+
+def _busy(archive: Archive, run_id: str) -> bool:
+    folder = archive.folder_of(run_id)
+    return folder is not None and folder.name.endswith(PARTIAL) and archive.runner_alive(folder)
+
+
+def _still_busy(archive: Archive, run_id: str) -> NoSuchRun:
+    runner = archive.load(run_id).runner
+    return NoSuchRun(
+        f"run {run_id} is still at work on it (process {runner.get('pid')} on {runner.get('host')})",
+        hint="let it end, or stop it (Ctrl-C there; kill that process) and say this again",
+    )
+
+
+def _settle(archive: Archive, run_id: str) -> None:
+    folder = archive.folder_of(run_id)
+    if folder is None or not folder.name.endswith(PARTIAL):
+        return
+    if archive.runner_alive(folder):
+        raise _still_busy(archive, run_id)
+    archive.sweep(only=run_id)
+
+
+def _refuse_undoing(record: RunRecord) -> None:
+    if record.runbook == taking_back.PROCEDURE.name:
+        undone = str(record.parameters.get("run", ""))
+        raise NoSuchRun(
+            f"run {record.run_id} ({record.status}) is itself the taking back of run {undone}",
+            hint=f"name that one: proofbook rollback {undone}",
+        )
+
+
+def _refuse_ended(brief: Brief, run_id: str, *, undo: bool) -> None:
+    """Why there is nothing to do any more, judged by one run of the change: the first one, or one that went on with it."""
+    status = RunStatus(brief.status)
+    undoing = brief.runbook == taking_back.PROCEDURE.name
+    other = "" if brief.run_id == run_id else f" by run {brief.run_id}"
+    at = f" ({brief.closed_at})" if brief.closed_at else ""
+    if status is RunStatus.ROLLED_BACK or (undoing and status is RunStatus.COMPLETED):
+        because = "" if undoing else f": {brief.summary}"
+        raise NoSuchRun(
+            f"run {run_id} was taken back already{other}{at}{because}",
+            hint="to make the change after all, run the runbook anew and approve its plan",
+        )
+    if not undo and not undoing and status not in _UNFINISHED:
+        ended = f"run {run_id} is {status}" if not other else f"run {run_id} was gone on with{other}, which is {status}{at}"
+        raise NoSuchRun(f"{ended}: there is nothing to go on with", hint=f"to undo what it did: proofbook rollback {run_id}")

@@ -356,13 +356,17 @@ def hosts_check(
 
 
 @lease_app.command("show")
-def lease_show(host: Annotated[str, typer.Argument(help="A name from proofbook.toml or ~/.ssh/config, or lab:….")]) -> None:
-    """Which run may change this machine now, since when, and whether that looks as if nobody were there any more."""
-    from proofbook import leases
+def lease_show(
+    host: Annotated[str, typer.Argument(help="A name from proofbook.toml or ~/.ssh/config, or lab:….")],
+    outputs: OutputsOption = None,
+) -> None:
+    """Which run may change this machine now, since when, whether anybody is still at it, and what to do next."""
+    from proofbook import begun, leases
     from proofbook.changes.lease import explain
 
     held = leases.show(host)
-    out.print(_visible(explain(held, held.now) if held else f"no run holds {host}"), markup=False)
+    said = [explain(held, held.now), *begun.next_steps(_archive(outputs), held.run, host)] if held else [f"no run holds {host}"]
+    out.print(_visible("\n".join(said)), markup=False)
 
 
 @lease_app.command("break")

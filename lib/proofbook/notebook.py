@@ -77,6 +77,8 @@ def open_run(runbook: str, namespace: Mapping[str, Any] | None = None) -> Run:
     earlier = _earlier(procedure, parameters)
     run = assemble(procedure, parameters, spec, attended=attended, earlier=earlier)
     _current[runbook] = run
+    if earlier is not None:
+        alone(run, earlier)
     run.reach()
     return run
 
@@ -134,6 +136,15 @@ def _earlier(procedure: Procedure, parameters: Any) -> begun.Begun | None:
             hint=f"say `proofbook resume {earlier.run_id}`; it takes the parameters of that run",
         )
     return earlier
+
+
+def alone(run: Run, earlier: begun.Begun) -> None:
+    """End this run when another one goes on with the same change too. Looked at once its own record is there to be seen."""
+    try:
+        begun.refuse_two(archive.Archive(outputs_folder()), earlier, run.about.run_id)
+    except ProofbookError as error:
+        run.abort(str(error))
+        raise
 
 
 def assemble(procedure: Procedure, parameters: Any, spec: HostSpec, *, attended: bool, earlier: begun.Begun | None = None) -> Run:

@@ -56,10 +56,11 @@ def roll_back(run: str, *, outputs: Path | None = None, tell: Tell | None = None
         undoing = notebook.assemble(taking_back.PROCEDURE, parameters, spec, attended=False, earlier=earlier)
         trouble = ""
         try:
+            notebook.alone(undoing, earlier)
             undoing.reach()
             undone = undoing.rollback(change, plan)
             undoing.check(*taking_back.checks(undone), look="after taking back")
-            undoing.close()
+            undoing.close(f"Run {earlier.run_id}: {undone.summary}.")
         except ProofbookError as error:  # the run has said so in its journal
             trouble = str(error)
             undoing.abort(trouble)
@@ -69,10 +70,12 @@ def roll_back(run: str, *, outputs: Path | None = None, tell: Tell | None = None
 def _outcome(book: Archive, run_id: str, host: str, trouble: str) -> launch.Outcome:
     found = book.load(run_id)
     folder = book.folder_of(run_id)
-    by_hand = [line for p in found.plans for line in ((p["applied"] or {}).get("facts") or {}).get("by_hand", ())]
     message = trouble
-    if by_hand:
-        message = "it could not be taken back; by hand, on the machine:\n" + "\n".join(f"  {line}" for line in by_hand)
+    for applied in (p["applied"] for p in found.plans if p["applied"]):
+        by_hand = (applied.get("facts") or {}).get("by_hand", ())
+        if by_hand:
+            lines = "\n".join(f"  {line}" for line in by_hand)
+            message = f"{applied['summary']}\n  → to do it by hand, on {host} as root:\n{lines}"
     return launch.Outcome(
         run_id=run_id,
         runbook=taking_back.PROCEDURE.name,

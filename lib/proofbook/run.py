@@ -696,7 +696,7 @@ class Run:
         self._used.add(plan.digest)
         self._unconfirmed = Applied(plan, "unconfirmed", f"{plan.title}: begun") if plan.undo else None
         applied = change.apply(plan, hands, self.tell)
-        self._unconfirmed = applied if plan.undo else None
+        self._unconfirmed = applied if plan.undo and applied.outcome != "nothing-to-do" else None
         self._say("applied", _without_plan(applied), durable=True)
         return applied
 
@@ -750,6 +750,8 @@ class Run:
         """Verb: undo what another run of ours had begun, from its plan."""
 
         def do() -> Applied:
+            about = {**msgspec.to_builtins(plan), "digest": plan.digest, "issued_at": datetime.now(UTC).isoformat()}
+            self._say("plan", about, durable=True)
             hands = _RunHands(self, plan)
             approval = self._earlier.approval(plan.digest) if self._earlier is not None else None
             if approval is None:

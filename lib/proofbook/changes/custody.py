@@ -32,11 +32,11 @@ class MachineCustody:
         """
         held = hands.act("take the machine's lease", lease.acquire(hands.run_id, _holder(self._run_id), self._ttl_s))
         assert held is not None  # no loss is expected here: a lost connection is raised
-        lease.obtained(held, hands.run_id)
+        lease.obtained(held, hands.run_id, hands.host.name)
         used = hands.act("use the approval up, on the machine itself", lease.use(approval.mark, hands.run_id))
         assert used is not None
         try:
-            lease.used(used, approval.digest, hands.run_id)
+            lease.used(used, approval.digest, hands.run_id, hands.host.name)
         except ApprovalUsed:
             self.release(hands)
             raise

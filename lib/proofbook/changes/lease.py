@@ -64,8 +64,11 @@ def held(result: Result) -> Lease | None:
     return parse_lease(result)
 
 
-def obtained(result: Result, run_id: str) -> Lease:
-    """The lease after ``acquire`` or ``renew``, which must be ours. Raises LeaseHeld that explains whose it is, CannotTell."""
+def obtained(result: Result, run_id: str, host: str = "HOST") -> Lease:
+    """The lease after ``acquire`` or ``renew``, which must be ours. Raises LeaseHeld that explains whose it is, CannotTell.
+
+    ``host``: the machine's name, for what to type.
+    """
     lease = parse_lease(result)
     if lease is not None and lease.run == run_id and result.exit_status == 0:
         return lease
@@ -74,10 +77,13 @@ def obtained(result: Result, run_id: str) -> Lease:
             f"the lease of run {run_id} is gone: somebody broke it, or the machine lost it",
             hint="this run changes nothing more; look at what it has done so far",
         )
-    raise LeaseHeld(explain(lease, lease.now), hint=f"when that run is really over: proofbook lease break HOST {lease.run}")
+    raise LeaseHeld(
+        f"another run changes this machine: {explain(lease, lease.now)}",
+        hint=f"`proofbook lease show {host}` says whether run {lease.run} is still at work, and what to do when it is not",
+    )
 
 
-def used(result: Result, digest: str, run_id: str) -> Use:
+def used(result: Result, digest: str, run_id: str, host: str = "HOST") -> Use:
     """That an approval is now used by ``run_id``. Raises ApprovalUsed, LeaseHeld, CannotTell."""
     by = parse_use(result)
     if result.exit_status == USED and by is not None:
@@ -86,7 +92,7 @@ def used(result: Result, digest: str, run_id: str) -> Use:
             hint="an approval lets one run through, once; run it again without one, read the plan at its gate, and approve that",
         )
     if result.exit_status == HELD or by is None:
-        obtained(result, run_id)
+        obtained(result, run_id, host)
         raise LeaseHeld(f"the machine did not take the approval from run {run_id}")
     return by
 
@@ -94,9 +100,9 @@ def used(result: Result, digest: str, run_id: str) -> Use:
 def explain(lease: Lease, now: datetime) -> str:
     """Who holds it, since when, and whether that looks as if nobody were there any more."""
     since = f"{lease.taken:%Y-%m-%d %H:%M:%S} UTC ({_ago(now - lease.taken)})"
-    text = f"run {lease.run} of {lease.holder} may change this machine since {since}"
+    text = f"run {lease.run} has its lease since {since}; holder {lease.holder}"
     if not lease.expired:
-        text += f"; its lease runs for another {_span(lease.expires - now)} unless it renews it"
+        text += f"; it runs for another {_span(lease.expires - now)} unless it is renewed"
     else:
         text += f"; its lease ran out {_ago(now - lease.expires)}, so it has probably ended without releasing it"
     if lease.other_boot:
