@@ -96,6 +96,7 @@ def test_started_by_the_boot(world: Any, broken: Break, verdict: Verdict, says: 
         (unit(active="inactive", sub="dead"), FAIL, "it does not run"),
         (unit(active="activating", sub="auto-restart", n_restarts=9, result="signal"), FAIL, "crash loop: 9 restarts"),
         (unit(active="activating", sub="start"), FAIL, "still activating"),
+        (unit(active="activating", sub="start-pre", n_restarts=10), FAIL, "crash loop: 10 restarts, and it starts again"),
         (unit(sub="exited"), FAIL, "no process serves"),
         (unit(sub="exited", type="oneshot"), PASS, "active (exited)"),
         (unit(result="timeout"), FAIL, "result is timeout"),

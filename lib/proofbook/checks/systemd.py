@@ -248,6 +248,8 @@ class ServiceStable(Check):
             return self._failed(
                 f"it is in a crash loop: {unit.n_restarts} restarts, waiting for the next one ({unit.result}{ended})", about
             )
+        if unit.active == "activating" and (unit.n_restarts or 0) >= CRASH_LOOP:
+            return self._failed(f"it is in a crash loop: {unit.n_restarts} restarts, and it starts again ({unit.sub})", about)
         if unit.active in ("activating", "reloading"):
             return self.failed(
                 f"it is still {unit.active} ({unit.sub})",
