@@ -238,6 +238,15 @@ class Archive:
         value: Mapping[str, Any] = record.values[name]
         return value
 
+    def last_stored(self, machine_id: str, runbook: str, name: str) -> tuple[str, Mapping[str, Any]] | None:
+        """What the newest completed run of a runbook on this machine stored under a name: (run id, {schema, value})."""
+        for brief in self._briefs():
+            if (brief.machine_id, brief.runbook, brief.status) == (machine_id, runbook, RunStatus.COMPLETED):
+                values = self.load(brief.run_id).values
+                if name in values:
+                    return brief.run_id, values[name]
+        return None
+
     def baseline(self, run: str) -> RunRecord | None:
         """What a run compares with: the newest earlier completed PASS or WARN run of the same runbook on the same machine."""
         own = self.load(run)

@@ -114,6 +114,14 @@ class Bench(Protocol):
         """Keep raw bytes (an HTTP answer) as evidence under ``evidence/``; the id of it."""
         ...
 
+    def keep_answer(self, name: str, answer: Result) -> str:
+        """Keep what a command of the measure's own said as evidence; the id of it."""
+        ...
+
+    def proven(self, note: str) -> None:
+        """Journal who answers now, after a reconnect."""
+        ...
+
     def tell(self, text: str) -> None:
         """One line of progress."""
         ...

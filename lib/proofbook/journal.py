@@ -17,7 +17,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -58,8 +58,25 @@ def utc_text(when: datetime) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON types: dataclasses and mappings become objects, tuples lists, times ISO text, enums their values."""
-    return msgspec.to_builtins(value, str_keys=True, enc_hook=_plain_hook)
+    """A value as JSON types: dataclasses and mappings become objects, tuples lists, times ISO text, enums their values.
+
+    A key that is a tuple (a pair of addresses) becomes its words with a blank between.
+    """
+    try:
+        return msgspec.to_builtins(value, str_keys=True, enc_hook=_plain_hook)
+    except TypeError:
+        return msgspec.to_builtins(_with_words(value), str_keys=True, enc_hook=_plain_hook)
+
+
+def _with_words(value: Any) -> Any:
+    """The value with mappings and dataclasses as dicts whose tuple keys are words; msgspec knows no such keys."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: _with_words(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return {" ".join(map(str, k)) if isinstance(k, tuple) else k: _with_words(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_with_words(item) for item in value]
+    return value
 
 
 def _plain_hook(value: Any) -> Any:

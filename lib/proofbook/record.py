@@ -213,7 +213,7 @@ class RunRecord:
         """The outcome in words, without colour or sign."""
         so_far = "" if not self.findings else f" · so far {self.verdict}"
         return {
-            RunStatus.COMPLETED: _COMPLETED[self.verdict] if not self.not_checked or self.verdict != "PASS" else _PASS_IN_PART,
+            RunStatus.COMPLETED: self._completed,
             RunStatus.RUNNING: f"Not finished{so_far}",
             RunStatus.STOPPED_AT_GATE: "Waiting for an approval" if self.waiting_for else "Declined at the gate",
             RunStatus.ROLLED_BACK: f"Rolled back · {self.verdict}",
@@ -221,6 +221,12 @@ class RunRecord:
             RunStatus.ABORTED: f"Aborted{so_far}",
             RunStatus.LOST: f"Lost: the runner died{so_far}",
         }.get(RunStatus(self.status), self.status)
+
+    @property
+    def _completed(self) -> str:
+        if self.conclusion_word:  # of an experiment: what it found comes first, and the verdict says whether that counts
+            return f"{self.conclusion_word.upper()} · {_CONCLUDED[self.verdict]}"
+        return _COMPLETED[self.verdict] if not self.not_checked or self.verdict != "PASS" else _PASS_IN_PART
 
     # -- as text
 
@@ -273,6 +279,12 @@ _COMPLETED = {
     "WARN": "WARN · usable, with something to look at",
     "UNKNOWN": "UNKNOWN · it could not be shown",
     "FAIL": "FAIL · it is not as it should be",
+}
+_CONCLUDED = {
+    "PASS": "PASS, validly run and the machine as it was",
+    "WARN": "WARN, validly run, with something to look at",
+    "UNKNOWN": "UNKNOWN, whether it was validly run could not be shown",
+    "FAIL": "FAIL, not validly run, or the machine is not as it was",
 }
 _PASS_IN_PART = "PASS · all that was checked is as it should be"
 _ENDED_EARLY = {

@@ -95,6 +95,10 @@ class Memory(Protocol):
         """The newest run whose configuration of ``service`` was kept, and that configuration (argv, environment)."""
         ...
 
+    def last_stored(self, machine_id: str, runbook: str, name: str) -> tuple[str, Mapping[str, Any]] | None:
+        """The newest completed run of a runbook on this machine that stored something under ``name``, and that."""
+        ...
+
     def stored_value(self, run_id: str, name: str) -> Mapping[str, Any]:
         """The value that run ``run_id`` stored under ``name`` (schema, value). Raises NoSuchRun."""
         ...
@@ -134,6 +138,9 @@ class NoMemory:
         return None
 
     def last_kept(self, machine_id: str, service: str) -> None:
+        return None
+
+    def last_stored(self, machine_id: str, runbook: str, name: str) -> None:
         return None
 
     def stored_value(self, run_id: str, name: str) -> Mapping[str, Any]:

@@ -31,12 +31,18 @@ __all__ = [
     "Shown",
     "accept_chart",
     "before_after_html",
+    "capacity_chart",
     "card",
+    "compared_accepts",
+    "compared_gains",
+    "compared_starts",
     "duration_text",
     "findings_frame",
     "findings_html",
     "findings_text",
     "gain_chart",
+    "p2p_pairs_chart",
+    "p2p_speed_chart",
     "plan_html",
     "plan_text",
     "shown",
@@ -467,10 +473,20 @@ def gain_chart(gain: Mapping[str, Any], *, title: str = "How much faster each re
     ``verdict``, ``ratios``, ``pairs`` and ``skipped``. A level without an interval stands there with its reason.
     """
     figure, axes = _canvas(8, 4)
+    words = _draw_gain(axes, gain)
+    axes.set_xlabel("requests in flight   (rings: each prompt; bars: 95 % interval of the median)")
+    axes.set_ylabel("tokens a second for each request,\nchange in %")
+    axes.set_title(title, fontsize=10, loc="left")
+    return Picture(_png(figure), "\n".join([title, *words]))
+
+
+def _draw_gain(axes: Axes, gain: Mapping[str, Any], *, brief: bool = False) -> list[str]:
+    """The levels of one gain, and the same in words. ``brief``: beside each mark only the numbers."""
     words = []
     for place, level in enumerate(gain["levels"]):
         said = _level_words(level)
-        label = "\n".join(textwrap.fill(part, 22) for part in said)
+        beside = said[1].split(" (") if brief and level["speedup"] is not None else said
+        label = "\n".join(textwrap.fill(part.rstrip(")"), 22) if brief else textwrap.fill(part, 22) for part in beside)
         words.append(f"concurrency {level['level']}: {', '.join(said)}")
         percents = [(ratio - 1) * 100 for ratio in level["ratios"].values()]
         if level["speedup"] is None:
@@ -486,10 +502,7 @@ def gain_chart(gain: Mapping[str, Any], *, title: str = "How much faster each re
     axes.set_xticks(range(len(gain["levels"])), [str(level["level"]) for level in gain["levels"]])
     axes.set_xlim(-0.5, max(len(gain["levels"]), 1) - 0.2)
     axes.margins(y=0.15)
-    axes.set_xlabel("requests in flight   (rings: each prompt; bars: 95 % interval of the median)")
-    axes.set_ylabel("tokens a second for each request,\nchange in %")
-    axes.set_title(title, fontsize=10, loc="left")
-    return Picture(_png(figure), "\n".join([title, *words]))
+    return words
 
 
 def _level_words(level: Mapping[str, Any]) -> tuple[str, ...]:
@@ -550,6 +563,131 @@ def _accept_marks(axes: Axes, most: int | None) -> None:
         )
 
 
+# ------------------------------------------------------------------------------------- the same of several runs, side by side
+
+#: One mark and one colour for each run of a comparison; the mark says it without the colour.
+_RUN_MARKS = (("o", "#27477a"), ("s", "#b05a00"), ("^", "#0b6e4f"), ("D", "#6941c6"), ("v", "#545d69"), ("P", "#8a1f3d"))
+
+
+def compared_gains(runs: Sequence[tuple[str, Mapping[str, Any] | None, str]], *, title: str = "") -> Picture:
+    """Gain per concurrency, one panel a run on one scale. ``runs`` are (name, value of the gain or None, why it is None)."""
+    title = title or "How much faster each request became, run by run"
+    figure, panels = _panels(len(runs), 3.4, 3.6, share_x=False)
+    words = [title]
+    for axes, (name, gain, why) in zip(panels, runs, strict=True):
+        axes.set_title(textwrap.fill(name, 44), fontsize=8, loc="left")
+        if gain is None:
+            axes.text(0.5, 0.5, textwrap.fill(f"not measured: {why}", 30), transform=axes.transAxes, ha="center", va="center",
+                      fontsize=8, style="italic")  # fmt: skip
+            axes.set_xticks([])
+            words.append(f"{name}: not measured, {why}")
+            continue
+        words += [f"{name}, {line}" for line in _draw_gain(axes, gain, brief=True)]
+        axes.set_xlabel("requests in flight", fontsize=8)
+    panels[0].set_ylabel("tokens a second for each request,\nchange in %", fontsize=8)
+    figure.suptitle(f"{title}   (rings: each prompt; bars: 95 % interval)", fontsize=10, x=0.01, ha="left")
+    return Picture(_png(figure), "\n".join(words))
+
+
+def compared_accepts(runs: Sequence[tuple[str, Mapping[str, Any]]], *, title: str = "") -> Picture:
+    """Accept length by case, a mark for each run. ``runs`` are (name, value of the control prompts)."""
+    title = title or "How many tokens each verify step gave, run by run"
+    names = list(dict.fromkeys(case["title"] for _, control in runs for case in control["cases"]))
+    figure, axes = _canvas(8.5, 1.7 + 0.55 * max(len(names), 1))
+    words = [title]
+    for number, (run, control) in enumerate(runs):
+        marker, colour = _RUN_MARKS[number % len(_RUN_MARKS)]
+        shift = (number - (len(runs) - 1) / 2) * 0.26
+        lengths = {case["title"]: case["accept_length"] for case in control["cases"]}
+        words += [f"{run}, {case['title']}: {_accept_words(case)}" for case in control["cases"]]
+        drawn = [(name, length) for name, length in lengths.items() if length is not None]
+        rows = [names.index(name) + shift for name, _ in drawn]
+        axes.plot([length for _, length in drawn], rows, marker, color=colour, ms=6, ls="none", label=run)
+        for (_, length), row in zip(drawn, rows, strict=True):
+            axes.annotate(f"{length:.2f}", (length, row), xytext=(7, 0), va="center", **_BESIDE)
+    most = max((control["steps_plus_one"] or 0 for _, control in runs), default=0)
+    _accept_marks(axes, most or None)
+    axes.set_yticks(range(len(names)), [textwrap.fill(name, 34) for name in names], fontsize=8)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlim(0, max(most, 2.0) * 1.2)
+    axes.set_xlabel("accept length: tokens for each verify step, median of a case")
+    axes.set_title(title, fontsize=10, loc="left", pad=18)
+    if runs:
+        figure.legend(loc="outside lower left", fontsize=8, ncols=1, frameon=False)
+    return Picture(_png(figure), "\n".join(words))
+
+
+def compared_starts(starts: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], *, title: str = "") -> Picture:
+    """Milestones of several starts, one panel each on one scale.
+
+    ``starts`` are (name, steps); a step has ``title``, ``from_s`` and ``to_s`` (seconds since the start's first line, or None).
+    """
+    title = title or "How each start went: seconds since the first line of its journal"
+    names = list(dict.fromkeys(step["title"] for _, steps in starts for step in steps))
+    figure, panels = _panels(len(starts), 2.9, 1.2 + 0.26 * max(len(names), 1))
+    words = [title]
+    for axes, (start, steps) in zip(panels, starts, strict=True):
+        axes.set_title(textwrap.fill(start, 36), fontsize=8, loc="left")
+        for step in steps:
+            if step["from_s"] is None:
+                continue
+            row, end = names.index(step["title"]), step["to_s"] if step["to_s"] is not None else step["from_s"]
+            axes.plot([step["from_s"], end], [row, row], color="#3b5b8c", linewidth=5, solid_capstyle="butt")
+            axes.plot([step["from_s"]], [row], marker="D", color="#3b5b8c", markersize=4)
+            axes.annotate(f"{end:.0f}", (end, row), xytext=(6, 0), va="center", **_BESIDE)
+            words.append(f"{start}, {step['title']}: {step['from_s']:.0f} to {end:.0f} s")
+        axes.set_xlabel("seconds", fontsize=8)
+        axes.margins(x=0.2)
+        axes.grid(axis="y", linewidth=0.3)
+    panels[0].set_yticks(range(len(names)), names, fontsize=8)
+    panels[0].set_ylim(len(names) - 0.4, -0.6)
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    return Picture(_png(figure), "\n".join(words))
+
+
+def capacity_chart(series: Sequence[tuple[str, Sequence[tuple[float, int, int]]]], *, title: str = "") -> Picture:
+    """What fits over the memory fraction: requests at once, and tokens in the cache, one line each a release.
+
+    ``series`` are (name, points); a point is (fraction, requests at once, tokens), 0 requests where it does not fit.
+    """
+    title = title or "What fits, by the fraction of GPU memory"
+    figure, panels = _panels(2, 4.4, 3.8, share_y=False)
+    words = [title]
+    for number, (name, points) in enumerate(series):
+        marker, colour = _RUN_MARKS[number % len(_RUN_MARKS)]
+        style = ("-", "--", ":", "-.")[number % 4]
+        fractions = [p[0] for p in points]
+        panels[0].plot(fractions, [p[1] for p in points], marker=marker, ls=style, color=colour, ms=6, label=name)
+        panels[1].plot(fractions, [p[2] / 1000 for p in points], marker=marker, ls=style, color=colour, ms=6)
+        words += [
+            f"{name}, fraction {f:g}: " + (f"{n} requests, {t // 1000} k tokens" if n else "does not fit") for f, n, t in points
+        ]
+    for axes, what in zip(panels, ("requests that really run at once", "tokens in the KV cache, thousands"), strict=True):
+        axes.set_xlabel("--mem-fraction-static", fontsize=8)
+        axes.set_title(f"{what}   (0: does not fit)", fontsize=8, loc="left")
+        axes.set_ylim(bottom=0)
+        axes.grid(linewidth=0.3)
+    if series:
+        figure.legend(loc="outside lower left", fontsize=8, ncols=len(series), frameon=False)
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    return Picture(_png(figure), "\n".join(words))
+
+
+def _panels(
+    many: int, width: float, height: float, *, share_x: bool = True, share_y: bool = True
+) -> tuple[Figure, Sequence[Axes]]:
+    """Panels in one row; ``width`` and ``height`` of each in inches."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(max(many, 1) * width + 1, height + 0.6), layout="constrained")
+    panels = figure.subplots(1, max(many, 1), sharex=share_x, sharey=share_y, squeeze=False)[0]
+    for axes in panels:
+        axes.tick_params(labelsize=8)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    return figure, list(panels)
+
+
 def start_chart(start: Start, *, title: str = "How the server started") -> Picture:
     """The milestones of a server's start over time, from the server's own log times."""
     steps = [m for m in sorted(start.milestones.values(), key=lambda m: m.line) if m.begun]
@@ -566,6 +704,117 @@ def start_chart(start: Start, *, title: str = "How the server started") -> Pictu
     ]
     words = [f"{s['title']}: {s['start']:g} to {s['end']:g} s" for s in spans]
     return Picture(spans_png(spans, axis="seconds since the first step", title=title), "\n".join(words))
+
+
+# ------------------------------------------------------------------------------------------------- matrices of pairs
+
+#: How a pair came out: one sign, a colour, and whether white text is readable on it. The sign says it without the colour.
+_PAIR_STATES = {
+    "verified": ("✓", "#0b6e4f", True),
+    "advertised": ("a", "#d9dee5", False),
+    "not run": ("–", "#f4f5f7", False),
+    "invalid": ("!", "#e0b04a", False),
+    "error": ("E", "#8a5a00", True),
+    "fault": ("F", "#b42318", True),
+    "wrong data": ("W", "#7a1fa2", True),
+    "hung": ("H", "#1f2937", True),
+}
+_CLAIMED = {"OK": ("OK", "#d3e8df", False), "": ("?", "#f4f5f7", False)}
+
+
+def p2p_pairs_chart(value: Mapping[str, Any], *, title: str = "What is claimed of each pair, and what was shown") -> Picture:
+    """Two matrices side by side: reads and writes as claimed, and each ordered pair as it came out.
+
+    ``value`` is ``Measurement.value`` of a pair matrix: ``gpus``, ``cells`` (src, dst, state), ``claims``.
+    """
+    gpus = list(value["gpus"])
+    figure, (left, right) = _matrix_canvas(len(gpus), 2)
+    claims = {tuple(pair.split()): said for pair, said in value["claims"].items()}
+    denied = 0
+    for row, src in enumerate(gpus):
+        for column, dst in enumerate(gpus):
+            said = claims.get((src, dst), {})
+            worst_said = next((said[c] for c in ("w", "r") if said.get(c, "OK") != "OK"), "OK" if said else "")
+            if src != dst:
+                denied += worst_said not in ("OK", "")
+                _pair_cell(left, row, column, *_CLAIMED.get(worst_said, (worst_said, "#e0b04a", False)))
+    states = {(c["src"], c["dst"]): c["state"] for c in value["cells"]}
+    for (src, dst), state in states.items():
+        _pair_cell(right, gpus.index(src), gpus.index(dst), *_PAIR_STATES[state])
+    counts = {state: list(states.values()).count(state) for state in _PAIR_STATES if state in states.values()}
+    legend = "   ".join(f"{_PAIR_STATES[state][0]} {state}: {n}" for state, n in counts.items())
+    _matrix_axes(left, gpus, "claimed (nvidia-smi topo -p2p)")
+    _matrix_axes(right, gpus, f"shown   {legend}" if len(gpus) > 4 else "shown\n" + legend)
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    words = [title, f"claimed for all but {denied} pairs" if claims else "nothing is known of what is claimed"]
+    words += [f"{state}: {n} of {len(states)} ordered pairs" for state, n in counts.items()]
+    words += [f"{a} to {b}: {state}" for (a, b), state in states.items() if state != "verified"][:60]
+    return Picture(_png(figure), "\n".join(words))
+
+
+def p2p_speed_chart(value: Mapping[str, Any], *, path: str = "ce-push", title: str = "") -> Picture:
+    """Bandwidth (GB/s) and latency of small copies (us) by ordered pair, for one path. Invalid figures are struck through.
+
+    ``value`` as for :func:`p2p_pairs_chart`; its cells have ``gbps`` {path: [median, low, high]}, ``us`` and ``class``.
+    """
+    title = title or f"How fast each pair copies ({path})"
+    gpus = list(value["gpus"])
+    figure, axes = _matrix_canvas(len(gpus), 2)
+    cells = [c for c in value["cells"] if path in c["gbps"]]
+    figures: dict[str, list[float]] = {}
+    for cell in cells:
+        if cell["state"] != "invalid":
+            figures.setdefault(cell["class"], []).append(cell["gbps"][path][0])
+    middle = {name: sorted(numbers)[len(numbers) // 2] for name, numbers in figures.items()}
+    for cell in cells:
+        place = (gpus.index(cell["src"]), gpus.index(cell["dst"]))
+        gbps, share = cell["gbps"][path][0], cell["gbps"][path][0] / middle.get(cell["class"], cell["gbps"][path][0])
+        bad, slow = cell["state"] == "invalid", share < 0.85
+        colour = "#e0b04a" if bad else "#f3c4bd" if slow else "#d3e8df"
+        _pair_cell(axes[0], *place, f"{gbps:.1f}{' !' if bad else ' ↓' if slow else ''}", colour, False)
+        if path in cell["us"]:
+            _pair_cell(axes[1], *place, f"{cell['us'][path]:.2f}", "#e6ebf3", False)
+    medians = ", ".join(f"{name} {number:.1f}" for name, number in middle.items())
+    _matrix_axes(axes[0], gpus, f"GB/s one way, median of the repeats\n{medians}")
+    _matrix_axes(axes[1], gpus, "microseconds a copy of the smallest size")
+    figure.suptitle(f"{title}   (↓ below 85 % of its class, ! cannot be true)", fontsize=10, x=0.01, ha="left")
+    words = [title, f"class medians in GB/s: {medians or 'none'}"]
+    words += [f"{c['src']} to {c['dst']}: {c['gbps'][path][0]:.1f} GB/s ({c['state']}), {'; '.join(c['slow'])}" for c in cells
+              if c["slow"] or c["state"] == "invalid"]  # fmt: skip
+    return Picture(_png(figure), "\n".join(words))
+
+
+def _matrix_canvas(many: int, panels: int) -> tuple[Figure, Sequence[Axes]]:
+    from matplotlib.figure import Figure
+
+    side = max(2.6, 0.9 + 0.52 * many)
+    figure = Figure(figsize=(panels * (side + 0.9), side + 1.0), layout="constrained")
+    return figure, list(figure.subplots(1, panels))
+
+
+def _pair_cell(axes: Axes, row: int, column: int, text: str, colour: str, on_dark: bool) -> None:
+    from matplotlib.patches import Rectangle
+
+    axes.add_patch(Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, facecolor=colour, edgecolor="#8b95a3", linewidth=0.5))
+    ink = "white" if on_dark else "black"
+    axes.text(column, row, text, ha="center", va="center", fontsize=8 if len(text) > 3 else 10, color=ink)
+
+
+def _matrix_axes(axes: Axes, gpus: Sequence[str], title: str) -> None:
+    """Sources are rows, destinations columns; addresses without the domain that they share."""
+    shared = len({pci[:5] for pci in gpus}) == 1
+    names = [pci[5:].removesuffix(".0") if shared else pci for pci in gpus]
+    axes.set_xticks(range(len(gpus)), names, fontsize=7)
+    axes.set_yticks(range(len(gpus)), names, fontsize=7)
+    axes.set_xlim(-0.6, max(len(gpus), 1) - 0.4)
+    axes.set_ylim(max(len(gpus), 1) - 0.4, -0.6)
+    axes.set_aspect("equal")
+    axes.set_xlabel("to", fontsize=8)
+    axes.set_ylabel("from", fontsize=8)
+    axes.set_title(title, fontsize=8, loc="left")
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.tick_params(length=0)
 
 
 def _canvas(width: float, height: float) -> tuple[Figure, Axes]:

@@ -22,6 +22,10 @@ def acting(plan: Plan) -> Change:
         from proofbook.changes.iommu_identity import IommuIdentity
 
         return IommuIdentity.from_plan(plan)
+    if plan.change == "stand-still":
+        from proofbook.changes.service import StandStill
+
+        return StandStill(ServiceSpec(name=str(plan.settings["unit"])))
     raise RecordError(
         f"a change named {plan.change!r} cannot be taken back by this version",
         hint="undo it by hand, with what the record says",

@@ -956,9 +956,9 @@ class Child:
 class Probe:
     """The whole matrix: windows one after the other, in each of them one pair (or several at once)."""
 
-    def __init__(self, options: dict[str, Any], report: Report) -> None:
+    def __init__(self, options: dict[str, Any], report: Report, kernel: Kernel | None = None) -> None:
         self.options, self.report = options, report
-        self.kernel = Kernel(options["kmsg"])
+        self.kernel = kernel or Kernel(options["kmsg"])
         self.window = 0
         self.unfit: dict[str, str] = {}  # GPUs that no further pair may use, and why
         self.broken: dict[tuple[str, str], str] = {}  # pairs that are not tried together with others, and why
@@ -977,7 +977,7 @@ class Probe:
         except Stop as why:
             stopped = str(why)
             self.report("stopped", why=stopped, window=self.window)
-        self.report("end", boot_id=boot_id(), stopped=stopped, unfit=self.unfit, windows=self.window)
+        self.report("end", boot_id=self.boot_id(), stopped=stopped, unfit=self.unfit, windows=self.window)
         return 3 if stopped else 0
 
     def open(self) -> None:
@@ -996,6 +996,17 @@ class Probe:
             raise Stop(f"CUDA has no device at {', '.join(absent)}")
         self.used = [pci for pci in self.gpus if wanted == "all" or any(pci in p for p in self.pairs)]
 
+    # -- the machine's time, and which boot it lives
+
+    def clocks(self) -> dict[str, Any]:
+        return now()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def boot_id(self) -> str:
+        return boot_id()
+
     # -- windows
 
     def opened(self, phase: str, pairs: Sequence[tuple[str, str]]) -> None:
@@ -1004,14 +1015,14 @@ class Probe:
             raise Stop("nobody reads the answers any more")
         self.window += 1
         self.drain(None)
-        self.report("window", n=self.window, phase=phase, pairs=[list(p) for p in pairs], **now())
+        self.report("window", n=self.window, phase=phase, pairs=[list(p) for p in pairs], **self.clocks())
         self.in_step()
 
     def closed(self, pcis: Sequence[str]) -> None:
         """End the window, after the grace period; then the GPUs must be at rest."""
-        time.sleep(self.options["grace_s"])
+        self.sleep(self.options["grace_s"])
         self.drain(self.window)
-        self.report("closed", n=self.window, unread=self.kernel.unread, lost=self.kernel.lost, **now())
+        self.report("closed", n=self.window, unread=self.kernel.unread, lost=self.kernel.lost, **self.clocks())
         self.kernel.lost = 0
         self.in_step()
         self.rest(pcis)
@@ -1057,16 +1068,16 @@ class Probe:
         self.suspect -= set(pcis)
         if not self.options["smi"]:
             return
-        until = time.monotonic() + self.options["idle_s"]
+        until = self.clocks()["monotonic_s"] + self.options["idle_s"]
         busy = dict.fromkeys(pcis, True)
         seen: dict[str, dict[str, Any]] = {}
         while any(busy.values()):
             seen = self.ask_smi()
             busy = {pci: seen.get(pci, {}).get("utilisation", 0) >= 90 for pci in pcis}
-            if time.monotonic() > until:
+            if self.clocks()["monotonic_s"] > until:
                 break
             if any(busy.values()):
-                time.sleep(1)
+                self.sleep(1)
         for pci in pcis:
             if pci not in seen:
                 self.report("idle", pci=pci, busy=None, why=self.why or "nvidia-smi has no row for it")

@@ -11,23 +11,34 @@
 from proofbook.checks.p2p.advertised import PeerClaims
 from proofbook.checks.p2p.attribution import PairFault, WindowLog, attribute, logs_of
 from proofbook.checks.p2p.bandwidth import Figure, Speed, class_of, figures_of, speeds
-from proofbook.checks.p2p.matrix import Cell, P2pMatrix, State, changed, judge_matrix
+from proofbook.checks.p2p.conclusion import HYPOTHESIS, FallbackInEffect, concluded, fallback_rows
+from proofbook.checks.p2p.matrix import Cell, P2pMatrix, State, changed, judge_matrix, state_changes
+from proofbook.checks.p2p.room import GpusAreFree, GpusAreKnown, users_of
+from proofbook.checks.p2p.validity import LeftAsItWas, ValidlyRun
 from proofbook.checks.p2p.verdict import FALLBACK, P2pVerdict, findings, judge_p2p, prove_transport
 
 __all__ = [
     "FALLBACK",
+    "HYPOTHESIS",
     "Cell",
+    "FallbackInEffect",
     "Figure",
+    "GpusAreFree",
+    "GpusAreKnown",
+    "LeftAsItWas",
     "P2pMatrix",
     "P2pVerdict",
     "PairFault",
     "PeerClaims",
     "Speed",
     "State",
+    "ValidlyRun",
     "WindowLog",
     "attribute",
     "changed",
     "class_of",
+    "concluded",
+    "fallback_rows",
     "figures_of",
     "findings",
     "judge_matrix",
@@ -35,4 +46,6 @@ __all__ = [
     "logs_of",
     "prove_transport",
     "speeds",
+    "state_changes",
+    "users_of",
 ]

@@ -14,7 +14,7 @@ from proofbook.model import Verdict
 from proofbook.probes.iommu import IommuFacts
 from proofbook.probes.p2p import CopyResult, P2pRun, TopologyFacts, Window
 
-__all__ = ["Cell", "P2pMatrix", "PathCell", "State", "Together", "changed", "judge_matrix"]
+__all__ = ["Cell", "P2pMatrix", "PathCell", "State", "Together", "changed", "judge_matrix", "state_changes"]
 
 Pair = tuple[str, str]
 CONTROL = "staged"
@@ -338,12 +338,16 @@ def _problems(run: P2pRun, windows: Sequence[WindowVerdict], restarted: bool, bo
 
 def changed(before: P2pMatrix, after: P2pMatrix) -> tuple[str, ...]:
     """What differs between two runs of one host (another driver, another parameter), a sentence a pair."""
+    return state_changes({p: str(c.state) for p, c in before.cells.items()}, {p: str(c.state) for p, c in after.cells.items()})
+
+
+def state_changes(before: Mapping[Pair, str], after: Mapping[Pair, str]) -> tuple[str, ...]:
+    """The same of the states alone, as an earlier run stored them."""
     said = []
-    for pair in sorted({*before.cells, *after.cells}):
-        old, new = before.cells.get(pair), after.cells.get(pair)
-        then, now = (str(cell.state) if cell else "not there" for cell in (old, new))
+    for pair in sorted({*before, *after}):
+        then, now = before.get(pair, "not there"), after.get(pair, "not there")
         if then != now:
             said.append(f"{pair[0]} to {pair[1]}: {now}, before {then}")
-    if not said and before.cells:
-        return (f"all {counted(len(after.cells), 'pair')} as before",)
+    if not said and before:
+        return (f"all {counted(len(after), 'pair')} as before",)
     return tuple(said)

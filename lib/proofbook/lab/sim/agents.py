@@ -12,11 +12,12 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
 from proofbook import remote
-from proofbook.lab.sim import change_agents, looking
+from proofbook.lab.sim import change_agents, looking, p2p
 from proofbook.lab.sim.os_state import Container
 from proofbook.lab.sim.shell import Answer, Context, said, write_file
 from proofbook.lab.sim.vfs import FileNode
 from proofbook.remote.looking import SGLANG_VERSION, VERIFY_UNIT
+from proofbook.remote.p2p import P2P_PROBE
 
 Program = Callable[[Context, list[str]], Answer | Awaitable[Answer]]
 
@@ -150,4 +151,5 @@ _PROGRAMS: dict[str, Program] = {
     remote.PUT: _put,
     VERIFY_UNIT: looking.verify_unit,
     SGLANG_VERSION: looking.sglang_version,
+    P2P_PROBE: p2p.play,
 }

@@ -20,7 +20,7 @@ from proofbook.lab.sim.systemctl import systemctl
 from proofbook.lab.standin import arguments
 from proofbook.lab.standin.engine import Reply
 
-_HOST_ONLY = ("pct", "lspci", "modinfo", "pveversion")
+_HOST_ONLY = ("pct", "lspci", "modinfo", "lsinitramfs", "pveversion")
 
 
 def make_shell() -> Shell:
@@ -129,6 +129,7 @@ def make_shell() -> Shell:
         "nvidia-smi": _nvidia_smi,
         "lspci": _lspci,
         "modinfo": _modinfo,
+        "lsinitramfs": _lsinitramfs,
         "dmesg": _dmesg,
         "curl": _curl,
         "ss": _ss,
@@ -176,6 +177,18 @@ def _nvidia_smi(ctx: Context, argv: list[str]) -> Answer:
 
 def _lspci(ctx: Context, argv: list[str]) -> Answer:
     return Answer(*lspci(ctx.life.machine.hw, argv[1:]))
+
+
+def _lsinitramfs(ctx: Context, argv: list[str]) -> Answer:
+    """What is in the image: built when the files of modprobe.d were as they are now."""
+    image = argv[-1]
+    if not ctx.tree.exists(image):
+        return said(error=f"lsinitramfs: '{image}': No such file or directory\n", status=1)
+    kernel = ctx.life.machine.kernel
+    names = [".", "conf", "conf/initramfs.conf", "etc", "etc/modprobe.d"]
+    names += [path.removeprefix("/") for path in ctx.tree.glob("/etc/modprobe.d/*.conf")]
+    names += ["init", f"usr/lib/modules/{kernel}", f"usr/lib/modules/{kernel}/kernel/fs/zfs/zfs.ko"]
+    return said("".join(f"{name}\n" for name in names))
 
 
 def _modinfo(ctx: Context, argv: list[str]) -> Answer:

@@ -62,7 +62,7 @@ def port_is_free(life: Life, system: System, port: int) -> None:
 
 
 def known_kinds() -> frozenset[str]:
-    return frozenset({*_AT_POWER_ON, *_AFTER_POWER_ON, *_IN_CONTAINER, *_ON_REBOOT, *identity.KINDS})
+    return frozenset({*_AT_POWER_ON, *_AFTER_POWER_ON, *_IN_CONTAINER, *_ON_REBOOT, *BETWEEN_PEERS, *identity.KINDS})
 
 
 def validate(fault: Fault) -> Fault:
@@ -317,3 +317,8 @@ _IN_CONTAINER: dict[str, Callable[[Life, Container, Parameters], None]] = {
 
 #: Read where they matter: where a reboot is played, and where a port becomes free.
 _ON_REBOOT = frozenset({"reboot-ignored", "never-comes-back", "slow-boot", "unclean-shutdown", "old-port-owner"})
+
+#: What copies between GPUs meet; read where the peer-to-peer probe is played (:mod:`proofbook.lab.sim.p2p`).
+BETWEEN_PEERS = frozenset(
+    {"pair-page-faults", "pair-lost-writes", "pair-hangs", "pair-resets-host", "pair-speed", "foreign-fault"}
+)

@@ -7,7 +7,7 @@ from typing import Any
 from proofbook.lab.sim.life import Life
 from proofbook.lab.sim.os_state import Container, Process, System
 from proofbook.lab.sim.render_nvidia import nvidia_files
-from proofbook.lab.sim.render_pci import pci_files
+from proofbook.lab.sim.render_pci import below_their_bridges, pci_files
 from proofbook.lab.sim.vfs import FileNode, Tree, device, directory, file, link
 
 #: Kernel clock ticks in a second (``getconf CLK_TCK``).
@@ -73,7 +73,7 @@ class Files:
             self._dmi(),
             self._kernel(system),
             self._processes(system),
-            pci_files(hw),
+            below_their_bridges(hw, pci_files(hw)),
             nvidia,
             system.files,
         ]
@@ -91,6 +91,7 @@ class Files:
             "/bin": link("usr/bin"),
             "/sbin": link("usr/sbin"),
             f"/boot/vmlinuz-{m.kernel}": file(b"", 0o644),
+            f"/boot/initrd.img-{m.kernel}": file(b"", 0o644),
         }
 
     def _dmi(self) -> dict[str, FileNode]:

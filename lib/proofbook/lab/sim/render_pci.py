@@ -8,8 +8,9 @@ and revision at enumeration (``pci-sysfs.c``: ``pci_config_attr``), so sysfs goe
 
 from __future__ import annotations
 
+import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from proofbook.lab.sim import vfs
@@ -18,7 +19,7 @@ from proofbook.lab.sim.state import Hardware, Link, PciDevice
 from proofbook.lab.sim.topology import bar_flags, bridge_buses, iommu_groups, irq, speed_text
 from proofbook.lab.sim.vfs import FileNode
 
-__all__ = ["kernel_boot_lines", "lspci", "pci_files"]
+__all__ = ["below_their_bridges", "kernel_boot_lines", "lspci", "pci_files"]
 
 #: Vendor names as in pci.ids.
 VENDORS = {
@@ -330,6 +331,35 @@ def pci_files(hw: Hardware) -> dict[str, FileNode]:
         for number, members in iommu_groups(hw).items():
             files.update(_group_files(number, members))
     return files
+
+
+def below_their_bridges(hw: Hardware, files: Mapping[str, FileNode]) -> dict[str, FileNode]:
+    """The same as the kernel keeps them: each device's folder below those of its bridges, and links to them on the bus.
+
+    ``/sys/bus/pci/devices/0000:01:00.0`` leads to ``/sys/devices/pci0000:00/0000:00:01.1/0000:01:00.0``.
+    """
+    real = {device.address: _place(hw, device) for device in hw.present()}
+    placed: dict[str, FileNode] = {}
+    for path, node in files.items():
+        address, slash, name = path.removeprefix(_DEVICES + "/").partition("/")
+        if not path.startswith(_DEVICES + "/") or address not in real:
+            placed[path] = node
+        elif not slash:
+            placed |= {real[address]: node, path: vfs.link(posixpath.relpath(real[address], _DEVICES))}
+        else:
+            if node.kind == "link":
+                leads = posixpath.normpath(posixpath.join(_DEVICES, address, node.target))
+                node = vfs.link(posixpath.relpath(leads, real[address]))
+            placed[f"{real[address]}/{name}"] = node
+    return placed
+
+
+def _place(hw: Hardware, device: PciDevice) -> str:
+    chain = [device.address]
+    while device.parent and device.parent in hw.pci:
+        device = hw.pci[device.parent]
+        chain.insert(0, device.address)
+    return f"/sys/devices/pci{device.address[:7]}/" + "/".join(chain)
 
 
 def _group_files(number: int, members: list[PciDevice]) -> dict[str, FileNode]:

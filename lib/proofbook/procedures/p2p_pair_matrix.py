@@ -1,0 +1,327 @@
+"""P2P pair matrix: which GPUs really reach each other's memory, whose faults are whose, and what to serve with.
+
+The cells of ``runbooks/p2p-pair-matrix.ipynb`` say these compositions in one line each. The verdict of such a run says whether
+it was validly run and the machine is as it was; what it found is its conclusion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from proofbook.changes.nothing import NotToBeMade
+from proofbook.changes.service import StandStill
+from proofbook.checks.p2p import (
+    FallbackInEffect,
+    Figure,
+    GpusAreFree,
+    GpusAreKnown,
+    LeftAsItWas,
+    PeerClaims,
+    ValidlyRun,
+    concluded,
+    fallback_rows,
+    state_changes,
+    users_of,
+)
+from proofbook.errors import BadParameter, CannotTell
+from proofbook.intent import ContainerSpec, ServiceSpec
+from proofbook.inventory import HostSpec
+from proofbook.measures.p2p import Matrix, figures_from
+from proofbook.model import Applied, Change, Check, Decision, Measure, Measurement, Verdict, pci_address
+from proofbook.probes.p2p import PeerConfig
+from proofbook.procedures.base import Procedure, ProcedureParameters
+from proofbook.run import Findings, Run
+from proofbook.view import Picture, Shown, p2p_pairs_chart, p2p_speed_chart, table
+
+__all__ = [
+    "PROCEDURE",
+    "Parameters",
+    "claims",
+    "conclude",
+    "fallback",
+    "free",
+    "matrix",
+    "over",
+    "pairs",
+    "room",
+    "speeds",
+    "summary",
+    "valid",
+]
+
+_STORED, _SCHEMA = "p2p.matrix", 1
+_PAIR_COLUMNS = ("from", "to", "where", "claimed", "came out", "why", "GB/s", "us")
+#: Seconds of a window beside its grace: processes, copies, and the look whether the GPUs came to rest.
+_WINDOW_S = 15.0
+
+
+class Parameters(ProcedureParameters):
+    host: str = Field(description="a name from proofbook.toml or ~/.ssh/config, or lab:<scenario>; no default on purpose")
+    gpus: str = Field("", description="only pairs of these GPUs, PCI addresses separated by commas; empty: all")
+    sizes: str = Field("4,4096,4099,524288,1048576,268435456", description="the ladder of sizes in bytes, separated by commas")
+    repeats: int = Field(2, ge=1, le=10, description="processes that each pair is tested in, 1-10")
+    grace_s: float = Field(5.0, ge=0, le=120, description="seconds after each window for the kernel's late lines, 0-120")
+    pair_deadline_s: float = Field(120.0, gt=0, le=3600, description="seconds until a process that does not end is killed")
+    compare_with: str = Field("last", description="last, none, or the id of an earlier run of this host")
+    guard_minutes: float = Field(
+        120.0, gt=0, le=1440, description="the machine starts a stopped service by itself after so many minutes"
+    )
+    approver: str = Field("", max_length=200, description="who approves that a service is stopped (headless)")
+    approved: str = Field("", description="the digest of the plan that was read; empty stops at the gate")
+
+    @field_validator("approved")
+    @classmethod
+    def _digest(cls, value: str) -> str:
+        digits = value.removeprefix("sha256:")
+        if value and (len(digits) != 64 or digits == value or any(c not in "0123456789abcdef" for c in digits)):
+            raise ValueError("a plan's digest is sha256: and 64 hex digits, as the gate printed it")
+        return value
+
+    @field_validator("gpus")
+    @classmethod
+    def _addresses(cls, value: str) -> str:
+        return ",".join(pci_address(text) for text in value.split(",") if text.strip())
+
+    @field_validator("sizes")
+    @classmethod
+    def _bytes(cls, value: str) -> str:
+        for text in (t.strip() for t in value.split(",")):
+            if not text.isdigit() or not 1 <= int(text) <= 2**34 or (int(text) % 4 and int(text) > 131072):
+                raise ValueError(f"{text!r} is no size in bytes (1 to 16 GiB; above 128 KiB a multiple of 4)")
+        return value
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(t for t in self.gpus.split(",") if t))
+
+    @property
+    def ladder(self) -> tuple[int, ...]:
+        return tuple(sorted({int(t) for t in self.sizes.split(",")}))
+
+
+def accepts(parameters: Parameters, spec: HostSpec) -> None:
+    """Refuse, before any contact, what cannot come out well on this host."""
+    if spec.runs_on:
+        raise BadParameter(
+            f"{spec.name} has no kernel of its own: it runs on {spec.runs_on}, whose log says who faulted",
+            hint=f"use host={spec.runs_on}",
+        )
+    if len(parameters.chosen) == 1:
+        raise BadParameter("gpus names one GPU: a pair has two", hint="name at least two, or none for all")
+    many = len(parameters.chosen or spec.gpus)
+    windows = many + many * (many - 1) * 3 / 2 + 1
+    needed = windows * (parameters.grace_s + parameters.repeats * _WINDOW_S / 2) / 60
+    if parameters.guard_minutes < needed:
+        raise BadParameter(
+            f"guard_minutes={parameters.guard_minutes:g} is too short: a service would start in the middle of the test",
+            hint=f"{many} GPUs are {windows:.0f} windows, about {needed:.0f} minutes",
+        )
+    if parameters.approved and not parameters.approver:
+        raise BadParameter("approved is given without approver", hint="say who approves: approver=<name>")
+
+
+PROCEDURE = Procedure(
+    name="p2p-pair-matrix",
+    title="P2P pair matrix",
+    purpose="Copy between every pair of GPUs by every path, compare what arrived, and say whether peer-to-peer may be used.",
+    changes_host=True,
+    undo="a stopped service is started again at the end, by the machine itself when nobody does",
+    takes="2 to 30 minutes; a service on the GPUs is down for that long",
+    parameters=Parameters,
+    accepts=accepts,
+    lease_s=lambda parameters: float(parameters.guard_minutes) * 60,
+)
+
+# ----------------------------------------------------------------------------------------- compositions
+
+
+def _services(run: Run) -> tuple[tuple[ServiceSpec, ContainerSpec | None], ...]:
+    by_name = {c.name: c for c in run.intent.containers}
+    return tuple((s, by_name.get(s.container)) for s in run.intent.services)
+
+
+def claims(run: Run) -> tuple[Check, ...]:
+    """What the machine says, and who is in the way."""
+    return PeerClaims(), GpusAreKnown(_services(run))
+
+
+def room(run: Run, claims: Findings) -> Change:
+    """Make room for the test: the one service on the GPUs stands still for a while; or nothing has to be stopped."""
+    reasons = tuple(f.reason for f in claims if f.check == GpusAreKnown.name and f.verdict not in (Verdict.PASS,))
+    if reasons and not run.resuming:
+        return NotToBeMade("The pair matrix", reasons)
+    try:
+        ours, _ = users_of(run.seen, _services(run))
+    except CannotTell as why:
+        return NotToBeMade("The pair matrix", (str(why),))
+    service, container = ours[0] if ours else (None, None)
+    return StandStill(service, container, run.parameters.guard_minutes)
+
+
+def free(run: Run) -> tuple[Check, ...]:
+    return (GpusAreFree(),)
+
+
+def matrix(run: Run, applied: Applied, free: Findings) -> Measure | None:
+    """The test itself. Not done beside other work."""
+    why = _why_not(applied, free)
+    if why:
+        run.note(f"no pair was tested: {why}.", kind="not-verified", title="the pair matrix")
+        return None
+    parameters = run.parameters
+    _, before = _earlier(run)
+    return Matrix(
+        run_id=run.origin,
+        gpus=parameters.chosen,
+        sizes=parameters.ladder,
+        repeats=parameters.repeats,
+        grace_s=parameters.grace_s,
+        pair_deadline_s=parameters.pair_deadline_s,
+        baseline=_figures(before),
+    )
+
+
+def _why_not(applied: Applied, free: Findings) -> str:
+    if applied.outcome not in ("done", "nothing-to-do"):
+        return applied.summary
+    return "; ".join(f.reason for f in free if f.verdict is not Verdict.PASS)
+
+
+def _earlier(run: Run) -> tuple[str, Mapping[str, Any] | None]:
+    """The run to compare with, and what it stored; ("", None) when there is none."""
+    wanted = run.parameters.compare_with
+    if wanted in ("", "none"):
+        return "", None
+    if wanted == "last":
+        found = run.memory.last_stored(run.host.identity.machine_id, run.about.runbook, _STORED)
+        return (found[0], found[1]["value"]) if found else ("", None)
+    return wanted, run.memory.stored_value(wanted, _STORED)["value"]
+
+
+def _figures(before: Mapping[str, Any] | None) -> dict[tuple[tuple[str, str], str], Figure] | None:
+    return figures_from(before) if before is not None else None
+
+
+def valid(run: Run, measured: Measurement | None) -> tuple[Check, ...]:
+    """Whether the matrix counts, and whether the machine is as it was."""
+    return (ValidlyRun(measured), LeftAsItWas(measured)) if measured is not None else ()
+
+
+def pairs(run: Run, measured: Measurement | None) -> Picture | None:
+    """The matrix as a picture and as tables, kept for later runs, and what differs from the earlier one."""
+    if measured is None or not measured.value["cells"]:
+        return None
+    earlier, before = _earlier(run)
+    rows = _rows(measured.value)
+    run.table("pairs", "Every ordered pair", _PAIR_COLUMNS, rows, "GB/s: median of the copy engine's push at the largest size")
+    if together := _together(measured.value):
+        run.table("together", "Several pairs at once: what did not come out right", ("when", "from", "to", "path", "how", "why"),
+                  together)  # fmt: skip
+    if before is not None:
+        then = {(c["src"], c["dst"]): str(c["state"]) for c in before["cells"]}
+        now = {(c["src"], c["dst"]): str(c["state"]) for c in measured.value["cells"]}
+        lines = state_changes(then, now)
+        run.table("since", f"Against run {earlier}", ("what differs",), [[line] for line in lines], _conditions(before))
+    run.value(_STORED, _SCHEMA, _kept(run, measured))
+    drawn = p2p_pairs_chart(measured.value)
+    run.picture("p2p-pairs", "Claimed, and shown", drawn.png, drawn.alt)
+    return drawn
+
+
+def speeds(run: Run, measured: Measurement | None) -> Picture | None:
+    """Bandwidth and latency as a picture; None where nothing was timed."""
+    if measured is None or not any("ce-push" in c["gbps"] for c in measured.value["cells"]):
+        return None
+    drawn = p2p_speed_chart(measured.value)
+    run.picture("p2p-speed", "Bandwidth and latency", drawn.png, drawn.alt)
+    return drawn
+
+
+def _rows(value: Mapping[str, Any]) -> list[list[Any]]:
+    rows = []
+    for c in value["cells"]:
+        why = "; ".join(filter(None, [c["reason"], *c["slow"][:1]]))
+        gbps, us = c["gbps"].get("ce-push", [None])[0], c["us"].get("ce-push")
+        rows.append([c["src"], c["dst"], c["class"], c["advertised"], c["state"], why, gbps, us])
+    return rows
+
+
+def _together(value: Mapping[str, Any]) -> list[list[Any]]:
+    wrong = [t for t in value["together"] if t["state"] != "verified"]
+    return [[t["phase"], t["src"], t["dst"], t["path"], t["state"], t["reason"]] for t in wrong][:60]
+
+
+def _kept(run: Run, measured: Measurement) -> dict[str, Any]:
+    """What a later run is held against: the states, the figures, and what they were taken under."""
+    names = ("src", "dst", "state", "class", "gbps", "us")
+    return {
+        "sizes": measured.conditions["sizes"],
+        "cells": [{name: cell[name] for name in names} for cell in measured.value["cells"]],
+        "driver": measured.value["run"]["library"],
+        "iommu": measured.value["iommu"],
+        "remap": _remap(run),
+        "kernel": run.host.identity.kernel,
+    }
+
+
+def _conditions(before: Mapping[str, Any]) -> str:
+    types = ", ".join(sorted(set(before["iommu"].values()))) or "off"
+    return f"then: {before['driver']}, kernel {before['kernel']}, IOMMU {types}, DmaRemapPeerMmio {before['remap']}"
+
+
+def _remap(run: Run) -> str:
+    try:
+        return str(run.seen.value(PeerConfig()).running.get("DmaRemapPeerMmio", "not said"))
+    except CannotTell:
+        return "not known"
+
+
+def conclude(run: Run, measured: Measurement | None, applied: Applied, free: Findings) -> Shown:
+    """The conclusion, and what to serve with where peer-to-peer stays off."""
+    said = concluded(measured, why_not=_why_not(applied, free) or "there was no room for the test", scope=_scope(run, measured))
+    run.conclude(said)
+    rows = fallback_rows() if said["peer_to_peer"] == "off" else []
+    if rows:
+        run.table(
+            "fallback", "How to serve without peer-to-peer, and how to prove it", ("where", "what"), [list(r) for r in rows]
+        )
+    return table(
+        ("where", "what"), rows, title=f"{said['outcome'].upper()}: {said['because']}", note=f"Holds for: {said['scope']}"
+    )
+
+
+def _scope(run: Run, measured: Measurement | None) -> str:
+    """What the conclusion holds for, and nothing else."""
+    identity = run.host.identity
+    parts = [f"{identity.hostname}, boot {identity.boot_id[:8]}", f"kernel {identity.kernel}"]
+    if measured is not None:
+        value = measured.value
+        names = ", ".join(sorted({d["name"] for d in value["fleet"]})) or "GPU of a name that was not told"
+        types = ", ".join(sorted(set(value["iommu"].values()))) or "off"
+        library = str(value["run"]["library"]).rpartition("/")[2] or "a driver that was not told"
+        parts.append(f"{len(value['gpus'])} x {names} with {library}")
+        parts.append(f"IOMMU {types}, DmaRemapPeerMmio {_remap(run)}, sizes {run.parameters.sizes}")
+        parts += value["judged"]["limits"][:1]
+    return "; ".join(parts)
+
+
+def over(measured: Measurement | None) -> Decision:
+    """The test is over: whatever it found, the service is started again."""
+    what = "the pair matrix is done" if measured is not None else "there was no test"
+    return Decision(False, "TEST_OVER", f"{what}, so the service is started again")
+
+
+def fallback(run: Run, measured: Measurement | None, applied: Applied) -> tuple[Check, ...]:
+    """Whether the servers of this host run without peer-to-peer. Not asked where it is allowed."""
+    if measured is None or measured.value["judged"]["allowed"] or len(measured.value["gpus"]) < 2:
+        return ()
+    return tuple(FallbackInEffect(service, container) for service, container in _services(run))
+
+
+def summary(run: Run, measured: Measurement | None, applied: Applied, free: Findings) -> str:
+    """What a reader sees first."""
+    said = concluded(measured, why_not=_why_not(applied, free) or "there was no room for the test", scope="")
+    return f"{said['outcome'].upper()}: {said['because']} The run itself: {run.verdict}."
