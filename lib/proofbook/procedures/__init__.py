@@ -9,7 +9,11 @@ from proofbook.errors import BadParameter
 from proofbook.procedures.base import Procedure
 
 #: Runbook name → module of this package.
-TABLE: dict[str, str] = {"reboot-verification": "reboot_verification", "mtp-enablement": "mtp_enablement"}
+TABLE: dict[str, str] = {
+    "reboot-verification": "reboot_verification",
+    "mtp-enablement": "mtp_enablement",
+    "p2p-pair-matrix": "p2p_pair_matrix",
+}
 
 
 def names() -> list[str]:
