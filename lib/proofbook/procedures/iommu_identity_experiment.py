@@ -116,10 +116,10 @@ def state(run: Run) -> tuple[Probe[Any], ...]:
 def begin(run: Run, seen: Seen) -> Start:
     """Choose the GPUs; write down hypothesis, prediction and stop rule before anything is done."""
     try:
-        treated = choose(run.parameters.gpus, seen)
+        treated = choose(run.parameters.gpus, seen, run.intent.gpus)
     except ValueError as why:
         raise BadParameter(f"gpus={run.parameters.gpus!r}: {why}") from None
-    start = Start(treated, the_boot_before(seen, gpus_seen(seen)), baseline_from(scope(run), seen))
+    start = Start(treated, the_boot_before(seen, gpus_seen(seen, run.intent.gpus)), baseline_from(scope(run), seen))
     run.value("baseline", BASELINE_SCHEMA, baseline_to_json(start.baseline))
     run.note(
         f"Hypothesis: {hypothesis(treated)} Prediction: in boot A each of their groups reads identity after the driver bound, "
@@ -136,7 +136,7 @@ def hypothesis(treated: tuple[str, ...]) -> str:
 
 
 def fit(run: Run, start: Start) -> tuple[Check, ...]:
-    return (FitForIdentity(start.treated, run.parameters.console_confirmed, run.intent.console),)
+    return (FitForIdentity(start.treated, run.parameters.console_confirmed, run.intent.console, run.intent.gpus),)
 
 
 def change(run: Run, start: Start, ready: Findings) -> Change:

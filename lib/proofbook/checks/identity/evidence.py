@@ -31,12 +31,15 @@ _DRIVER_LOADS = "nvidia: loading out-of-tree module"
 _NVRM_LOADS = "NVRM: loading "
 
 
-def choose(wanted: str, seen: Seen) -> tuple[str, ...]:
+def choose(wanted: str, seen: Seen, declared: Sequence[GpuSpec] = ()) -> tuple[str, ...]:
     """The GPUs that are treated: "" one (the first by address), "all", "node:0" all of a NUMA node, else addresses.
+
+    ``declared``: devices that are GPUs because the inventory says so.
 
     Raises CannotTell when the machine's GPUs are not known, ValueError for what does not name any.
     """
-    gpus = {a: d for a, d in seen.value(PciDevices()).items() if is_gpu(d)}
+    devices = seen.value(PciDevices())
+    gpus = {pci: devices[pci] for pci in gpus_seen(seen, declared)}
     if not gpus:
         raise CannotTell("this machine shows no GPU")
     if not wanted:
@@ -55,10 +58,11 @@ def choose(wanted: str, seen: Seen) -> tuple[str, ...]:
     return named
 
 
-def gpus_seen(seen: Seen) -> tuple[str, ...]:
-    """Every GPU on the bus."""
+def gpus_seen(seen: Seen, declared: Sequence[GpuSpec] = ()) -> tuple[str, ...]:
+    """Every GPU on the bus: what shows itself as one, and what is ``declared`` to be one."""
     devices = tell(seen, PciDevices()).value or {}
-    return tuple(sorted(a for a, d in devices.items() if is_gpu(d)))
+    meant = {g.pci for g in declared}
+    return tuple(sorted(a for a, d in devices.items() if is_gpu(d) or a in meant))
 
 
 def started(seen: Seen, pci: str) -> bool | None:
@@ -85,7 +89,7 @@ def the_trial(seen: Seen, treated: Sequence[str], declared: Sequence[GpuSpec]) -
         firsts = {pci: first_error(judged.judgement.findings, pci) for pci in {*treated, *judged.gpus}}
     except CannotTell as why:
         gaps = (str(why),)
-    others = [pci for pci in gpus_seen(seen) if pci not in treated]
+    others = [pci for pci in gpus_seen(seen, declared) if pci not in treated]
     why_not = ""
     if log is None:
         why_not = "the unit did not run in this boot: it left no log"

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from proofbook.checks.identity.evidence import gpus_seen, started
 from proofbook.checks.identity.rule import TRANSLATED
 from proofbook.checks.looking import join, tell, unseen
+from proofbook.intent import GpuSpec
 from proofbook.model import Check, Finding, Probe, Seen, Suggested
 from proofbook.probes.boot import Machine
 from proofbook.probes.iommu import IommuFacts, IommuGroups
@@ -33,6 +34,7 @@ class FitForIdentity(Check):
     treated: tuple[str, ...]
     console_confirmed: bool
     console: str = ""
+    declared: tuple[GpuSpec, ...] = ()
     name: ClassVar[str] = "identity.FitForIdentity"
     title: ClassVar[str] = "Can this experiment show anything, and be survived?"
 
@@ -90,7 +92,9 @@ class FitForIdentity(Check):
 
     def _control(self, seen: Seen, iommu: IommuFacts) -> Finding:
         others = [
-            p for p in gpus_seen(seen) if p not in self.treated and started(seen, p) and iommu.by_device.get(p) in TRANSLATED
+            p
+            for p in gpus_seen(seen, self.declared)
+            if p not in self.treated and started(seen, p) and iommu.by_device.get(p) in TRANSLATED
         ]
         if others:
             return self.passed(f"control in the same boot: {join(others)}", observed=others)
