@@ -100,7 +100,7 @@ def used(result: Result, digest: str, run_id: str, host: str = "HOST") -> Use:
 def explain(lease: Lease, now: datetime) -> str:
     """Who holds it, since when, and whether that looks as if nobody were there any more."""
     since = f"{lease.taken:%Y-%m-%d %H:%M:%S} UTC ({_ago(now - lease.taken)})"
-    text = f"run {lease.run} has its lease since {since}; holder {lease.holder}"
+    text = f"run {lease.run} of {lease.holder} has its lease since {since}"
     if not lease.expired:
         text += f"; it runs for another {_span(lease.expires - now)} unless it is renewed"
     else:
