@@ -13,6 +13,7 @@ TABLE: dict[str, str] = {
     "reboot-verification": "reboot_verification",
     "mtp-enablement": "mtp_enablement",
     "p2p-pair-matrix": "p2p_pair_matrix",
+    "iommu-identity-experiment": "iommu_identity_experiment",
 }
 
 

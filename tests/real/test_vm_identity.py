@@ -1,0 +1,211 @@
+"""The identity experiment on a real kernel: the real unit at a real boot, its one boot, its guard, and what it refuses.
+
+The stand-in driver plays the FSP: it says the lines that the real one would, where the domain is identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proofbook import launch
+from proofbook.changes.guard import FileChange, Guard
+from proofbook.lab.real import debian, topology
+from proofbook.lab.sim import fault_lines
+from proofbook.probes.boot import Machine as MachineProbe
+from proofbook.probes.iommu import IommuGroups
+from proofbook.probes.iommu_identity import IdentityFacts, IdentityState
+from proofbook.probes.kernel_log import KernelLog
+from proofbook.probes.pci import PciDevices
+from proofbook.remote.iommu_identity import FLAG, HOME, IDENTITY, PROGRAM, PULL, UNIT, UNIT_PATH, pull, unit
+
+from .conftest import VirtualMachine, until, vm_in
+from .runs import Told
+
+pytestmark = pytest.mark.vm
+
+RUNBOOK = "iommu-identity-experiment"
+GPUS = topology.load("four-gpus").gpus()
+ALONE, *TOGETHER = topology.load("shared-group").gpus()
+ONE = GPUS[0]
+RUN = "20261129T120000Z-vm01"
+
+
+@pytest.fixture(scope="module")
+def booted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VirtualMachine]:
+    with vm_in(tmp_path_factory.mktemp("lab")) as machine:
+        machine.sh("nvidia-smi; sync")
+        machine.vm.save()
+        yield machine
+
+
+@pytest.fixture
+def machine(booted: VirtualMachine) -> Iterator[VirtualMachine]:
+    booted.vm.restore()
+    yield booted
+    booted.close()
+
+
+@pytest.fixture(scope="module", params=debian.SUITES)
+def shared_group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VirtualMachine]:
+    with vm_in(tmp_path_factory.mktemp("lab"), "vm-shared-group", suite=request.param) as machine:
+        yield machine
+
+
+def lay_down(machine: VirtualMachine, *addresses: str) -> None:
+    for path, text in ((PROGRAM, IDENTITY), (UNIT_PATH, unit(addresses)), (PULL, pull()), (FLAG, "armed\n")):
+        machine.write(path, text)
+    machine.sh("systemctl daemon-reload; sync")
+
+
+def boot_id(machine: VirtualMachine) -> str:
+    found: str = machine.value(MachineProbe()).boot_id
+    return found
+
+
+def reboot(machine: VirtualMachine) -> None:
+    before = boot_id(machine)
+    machine.sh("systemctl reboot", check=False)
+    another_boot(machine, before)
+
+
+def another_boot(machine: VirtualMachine, before: str) -> None:
+    def came() -> bool:
+        try:
+            return bool(boot_id(machine) != before)
+        except Exception:  # it is down, or half up
+            return False
+
+    until(came, "it is in another boot", 300)
+    machine.booted()
+
+
+def kinds(machine: VirtualMachine) -> dict[str, str]:
+    found: dict[str, str] = machine.value(IommuGroups()).by_device
+    return found
+
+
+def state(machine: VirtualMachine) -> IdentityFacts:
+    found: IdentityFacts = machine.value(IdentityState())
+    return found
+
+
+def experiment(host: str, outputs: Path, **parameters: Any) -> Told:
+    """The runbook, headless, approved as by a person who read the plan."""
+    given = {"host": host, "settle_minutes": 0.0, "console_confirmed": True, **parameters}
+    outcome = launch.launch(RUNBOOK, given, outputs=outputs)
+    if outcome.waiting_for:
+        outcome = launch.launch(
+            RUNBOOK, {**given, "approved": outcome.waiting_for["digest"], "approver": "tester"}, outputs=outputs
+        )
+    return Told(outcome, outputs)
+
+
+def test_the_unit_sets_the_type_before_the_driver_binds_and_only_once(machine: VirtualMachine) -> None:
+    before = kinds(machine)
+    lay_down(machine, ONE)
+    reboot(machine)
+    log = state(machine).log
+    assert log is not None
+    assert (log.end, set(log.set), log.refused) == ("done", {ONE}, {})
+    assert not state(machine).armed
+    assert kinds(machine) == {**before, ONE: "identity"}
+    assert machine.value(PciDevices())[ONE].driver == "nvidia"
+    loaded = next(x.monotonic_s for x in machine.value(KernelLog()).lines if x.text.startswith("nvidia: loading out-of-tree"))
+    assert log.set[ONE] < loaded
+    assert "end done" in machine.sh(f"journalctl -b 0 -o cat --no-pager -u {UNIT}")
+    reboot(machine)  # the files are there, the flag is not
+    assert state(machine).log is None
+    assert kinds(machine) == before
+
+
+def test_a_guard_that_nobody_answers_takes_the_files_back_and_reboots(machine: VirtualMachine) -> None:
+    before = kinds(machine)
+    guard = Guard(RUN, "reboot.target")
+    files = [
+        FileChange(path, None, text.encode())
+        for path, text in ((PROGRAM, IDENTITY), (UNIT_PATH, unit([ONE])), (PULL, pull()), (FLAG, "armed\n"))
+    ]
+    with machine.transport() as transport:
+        transport.open()
+        guard.done(transport.run(guard.stage(files)))
+        assert guard.done(transport.run(guard.arm(240))).guarded
+        guard.done(transport.run(guard.install()))
+    reboot(machine)
+    assert kinds(machine)[ONE] == "identity"
+    another_boot(machine, boot_id(machine))  # nobody says anything
+    assert kinds(machine) == before
+    facts = state(machine)
+    assert (facts.present, facts.log) == ((), None)
+    assert machine.sh(f"ls -d {HOME}", check=False) == ""
+    with machine.transport() as transport:
+        transport.open()
+        assert guard.parse(transport.run(guard.status())).outcome == "fired"
+
+
+def test_a_bound_driver_and_a_shared_group_are_refused(shared_group: VirtualMachine) -> None:
+    machine = shared_group
+    before = kinds(machine)
+    for addresses, why in (([ALONE], "it is bound to nvidia already"), ([TOGETHER[0]], TOGETHER[1])):
+        lay_down(machine, *addresses)
+        machine.sh(f"rm -f /run/gpu-iommu-identity.log; sh {PROGRAM} identity {' '.join(addresses)}", check=False)
+        log = state(machine).log
+        assert log is not None and log.end == "refused"
+        assert why in log.refused[addresses[0]]
+        assert not state(machine).armed
+        assert kinds(machine) == before
+
+
+def test_a_shared_group_is_never_planned(shared_group: VirtualMachine, tmp_path: Path) -> None:
+    told = experiment("lab:vm-shared-group", tmp_path / "out", gpus=TOGETHER[0])
+    assert told.summary == ("completed", "FAIL", 1)
+    assert told.outcome.conclusion == "inconclusive"
+    assert any(TOGETHER[1] in line for line in told.worst_of("FAIL"))
+
+
+def test_where_the_gpu_starts_the_hypothesis_is_supported(machine: VirtualMachine, tmp_path: Path) -> None:
+    before = kinds(machine)
+    told = experiment("lab:vm", tmp_path / "out")
+    assert told.worst_of("FAIL") + told.worst_of("UNKNOWN") == []
+    assert (told.outcome.status, told.outcome.exit_code, told.outcome.conclusion) == ("completed", 0, "supported")
+    assert kinds(machine) == before
+    assert (state(machine).present, state(machine).log) == ((), None)
+
+
+#: The FSP of a GPU in the identity domain, played: the driver's lines, and no row in nvidia-smi.
+PLAY = """\
+[Unit]
+After=sysinit.target
+Before=multi-user.target
+[Service]
+Type=oneshot
+ExecStart=/bin/sh /usr/local/lib/lab/play-fsp.sh
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def test_an_fsp_that_refuses_blocks_it_and_everything_is_put_back(machine: VirtualMachine, tmp_path: Path) -> None:
+    before = kinds(machine)
+    device = f"/sys/bus/pci/devices/{ONE}"
+    says = "\n".join(f"echo '{line.text}' > {device}/stand_in_line" for line in fault_lines.fsp_boot_failed(ONE, 0))
+    script = f'[ "$(cat {device}/iommu_group/type)" = identity ] || exit 0\ntouch /run/fsp-refused\n{says}\n'
+    machine.write("/usr/local/lib/lab/play-fsp.sh", script)
+    machine.write("/etc/systemd/system/play-fsp.service", PLAY)
+    program = "/opt/nvidia-smi-stand-in/nvidia_smi.py"
+    anchor = "    try:\n        found.nvidia.module_version"
+    edit = f"    if Path('/run/fsp-refused').exists():\n        found.gpus['{ONE}'].condition = 'uninitialised'\n{anchor}"
+    machine.sh(
+        f"python3 - <<'END'\nfrom pathlib import Path\np = Path('{program}')\ns = p.read_text()\n"
+        f"assert {anchor!r} in s\np.write_text(s.replace({anchor!r}, {edit!r}))\nEND\n"
+        "systemctl enable -q play-fsp.service; sync"
+    )
+    told = experiment("lab:vm", tmp_path / "out")
+    assert told.worst_of("FAIL") + told.worst_of("UNKNOWN") == []
+    assert (told.outcome.status, told.outcome.exit_code, told.outcome.conclusion) == ("completed", 0, "blocked")
+    assert "0x177" in told.record["conclusion"]["because"]
+    assert kinds(machine) == before
+    assert state(machine).present == ()

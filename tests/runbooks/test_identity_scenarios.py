@@ -1,0 +1,138 @@
+"""Every scenario of the identity experiment comes out as its file says: the exam of its rule, its way back and its record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proofbook import notebook
+from proofbook.archive import Archive
+from proofbook.errors import ProofbookError
+from proofbook.lab.sim import client
+from proofbook.launch import runbook_file
+from proofbook.record import RunRecord
+
+RUNBOOK = "iommu-identity-experiment"
+SCENARIOS = [info.scenario for info in client.scenarios() if RUNBOOK in info.runbooks]
+
+#: What the conclusion must give as its reason.
+BECAUSE = {
+    "identity-fsp-0x177": "its FSP refused first (code 0x177)",
+    "identity-works": "started with its group in the identity domain",
+    "identity-no-control": "differs in command line",
+    "identity-lost-link": "reads as all ones is no answer",
+    "identity-too-late": "bound to nvidia already",
+    "identity-group-shared": "it was not fit to be",
+    "identity-never-back": "did not come back from the experiment's boot",
+    "identity-restore-fails": "DAMAGED",
+}
+#: What a failed finding must say besides.
+FAILS = {
+    "identity-too-late": "DMA-FQ, not identity",
+    "identity-group-shared": "also holds 0000:41:00.0",
+    "identity-never-back": "NOT SEEN TO BE RESTORED",
+    "identity-restore-fails": "NOT RESTORED: it does not start any more",
+}
+
+
+#: A person who reads the plan beside the run, and approves what it shows.
+READS_AND_APPROVES = ("approver=approver, approved=approved", 'approver="tester", approved=plan.digest')
+
+
+def execute(outputs: Path, *, beside: bool = False, **parameters: Any) -> RunRecord:
+    """The notebook's cells in this process, in order, until one raises. ``beside``: somebody is there to approve."""
+    before = {r.run_id for r in Archive(outputs).runs()}
+    notebook._current.clear()
+    cells = [c for c in json.loads(runbook_file(RUNBOOK).read_text())["cells"] if c["cell_type"] == "code"]
+    first, *others = ["".join(c["source"]) for c in cells]
+    edits = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
+    names: dict[str, Any] = {"__name__": "__main__"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROOFBOOK_OUTPUTS", str(outputs))
+        try:
+            for source in [f"{first}\n{edits}", *others]:
+                said = source.replace(*READS_AND_APPROVES) if beside else source
+                exec(compile(said, RUNBOOK, "exec"), names)
+        except ProofbookError:
+            pass  # what it came to is in the record
+    (new,) = [r for r in Archive(outputs).runs() if r.run_id not in before]
+    return Archive(outputs).load(new.run_id)
+
+
+def right(scenario: str) -> dict[str, Any]:
+    (info,) = [i for i in client.scenarios() if i.scenario == scenario]
+    said: dict[str, Any] = info.as_json()["runbooks"][RUNBOOK]
+    return said
+
+
+def test_each_way_to_end_has_a_scenario() -> None:
+    assert set(SCENARIOS) == BECAUSE.keys()
+
+
+@pytest.mark.lab
+@pytest.mark.runbook
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_scenario(scenario: str, lab: Path, outputs: Path) -> None:
+    client.reset(scenario)
+    expected = right(scenario)
+    given = {**expected["parameters"], "host": f"lab:{scenario}"}
+    record = execute(outputs, beside=scenario != "identity-fsp-0x177", **given)
+    if scenario == "identity-fsp-0x177":
+        assert record.waiting_for is not None
+        assert record.exit_code == 3
+        record = execute(outputs, **given, approved=record.waiting_for["digest"], approver="tester")
+    came = {
+        "verdict": record.verdict,
+        "status": record.status,
+        "exit_code": record.exit_code,
+        "conclusion": record.conclusion_word,
+    }
+    assert came == {k: expected[k] for k in came}, record.summary
+    assert record.conclusion is not None and BECAUSE[scenario] in record.conclusion["because"]
+    failed = [f["reason"] for f in record.findings if f["verdict"] == "FAIL"]
+    assert any(FAILS[scenario] in reason for reason in failed) if scenario in FAILS else not failed
+    assert Archive(outputs).verify(record.run_id) == []
+    assert client.unknown_commands(scenario) == []
+    if scenario in LOOKS:
+        LOOKS[scenario](record)
+    client.stop(scenario)
+
+
+def blocked_and_put_back(record: RunRecord) -> None:
+    """What the record of the story must hold: what was written down first, both boots, the scope, the way back."""
+    assert record.conclusion is not None
+    assert record.conclusion["damaged"] is False
+    for word in ("0000:01:00.0, 0000:41:00.0", "VBIOS", "driver 595", "kernel 6.17", "board GENOA"):
+        assert word in record.conclusion["scope"]
+    noted = next(n for n in record.notes if n["title"] == "written down before")
+    boot_a = next(t for t in record.timeline if t["text"].startswith("Acting: boot A"))
+    assert noted["ts"] < boot_a["ts"]
+    assert any(n["kind"] == "not-verified" and n["title"] == "resets" for n in record.notes)
+    back = [f for f in record.findings if f["check"] == "identity.PutBack"]
+    assert {f["look"] for f in back} == {"boot B", "boot B, settled"} and {f["verdict"] for f in back} == {"PASS"}
+    (table,) = [t for t in record.tables if t["name"] == "boots"]
+    roles = {row[0]: (row[1], row[4], row[5]) for row in table["rows"]}
+    assert roles["0000:01:00.0"] == ("treated", "identity", "NO")
+    assert roles["0000:81:00.0"] == ("control", "DMA-FQ", "yes")
+
+
+def loud(record: RunRecord) -> None:
+    """A machine that is not as it was: the first words of the record, with what to do."""
+    assert record.summary.startswith("NOT RESTORED")
+    assert "ACT NOW" in record.summary and "power" in record.summary
+
+
+LOOKS = {"identity-fsp-0x177": blocked_and_put_back, "identity-restore-fails": loud, "identity-never-back": loud}
+
+
+@pytest.mark.lab
+@pytest.mark.runbook
+def test_a_console_that_nobody_confirmed_keeps_it_from_being_made(lab: Path, outputs: Path) -> None:
+    client.reset("identity-works")
+    record = execute(outputs, host="lab:identity-works")
+    assert (record.status, record.verdict, record.conclusion_word) == ("completed", "FAIL", "inconclusive")
+    assert not [act for plan in record.plans for act in plan["acts"]]
+    client.stop("identity-works")
