@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from proofbook import notebook
+from proofbook import launch, notebook, recover
 from proofbook.archive import Archive
-from proofbook.errors import ProofbookError
+from proofbook.errors import LabError, ProofbookError
+from proofbook.inventory import connect, load_inventory
 from proofbook.lab.sim import client
 from proofbook.launch import runbook_file
+from proofbook.model import Check
+from proofbook.probes import drive
+from proofbook.probes.iommu import IommuGroups
+from proofbook.procedures import iommu_identity_experiment
 from proofbook.record import RunRecord
+from proofbook.run import Run
 
 RUNBOOK = "iommu-identity-experiment"
 SCENARIOS = [info.scenario for info in client.scenarios() if RUNBOOK in info.runbooks]
@@ -42,11 +49,9 @@ FAILS = {
 READS_AND_APPROVES = ("approver=approver, approved=approved", 'approver="tester", approved=plan.digest')
 
 
-def execute(outputs: Path, *, beside: bool = False, **parameters: Any) -> RunRecord:
-    """The notebook's cells in this process, in order, until one raises. ``beside``: somebody is there to approve."""
-    before = {r.run_id for r in Archive(outputs).runs()}
-    notebook._current.clear()
-    cells = [c for c in json.loads(runbook_file(RUNBOOK).read_text())["cells"] if c["cell_type"] == "code"]
+def play(cells_of: Path, outputs: Path, parameters: Mapping[str, Any], *, beside: bool = False) -> str:
+    """The code cells, in order, until one raises. What was raised, "" for nothing: what it came to is in the record."""
+    cells = [c for c in json.loads(cells_of.read_text())["cells"] if c["cell_type"] == "code"]
     first, *others = ["".join(c["source"]) for c in cells]
     edits = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
     names: dict[str, Any] = {"__name__": "__main__"}
@@ -56,8 +61,16 @@ def execute(outputs: Path, *, beside: bool = False, **parameters: Any) -> RunRec
             for source in [f"{first}\n{edits}", *others]:
                 said = source.replace(*READS_AND_APPROVES) if beside else source
                 exec(compile(said, RUNBOOK, "exec"), names)
-        except ProofbookError:
-            pass  # what it came to is in the record
+        except ProofbookError as error:
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def execute(outputs: Path, *, beside: bool = False, **parameters: Any) -> RunRecord:
+    """The notebook's cells in this process, in order, until one raises. ``beside``: somebody is there to approve."""
+    before = {r.run_id for r in Archive(outputs).runs()}
+    notebook._current.clear()
+    play(runbook_file(RUNBOOK), outputs, parameters, beside=beside)
     (new,) = [r for r in Archive(outputs).runs() if r.run_id not in before]
     return Archive(outputs).load(new.run_id)
 
@@ -136,3 +149,52 @@ def test_a_console_that_nobody_confirmed_keeps_it_from_being_made(lab: Path, out
     assert (record.status, record.verdict, record.conclusion_word) == ("completed", "FAIL", "inconclusive")
     assert not [act for plan in record.plans for act in plan["acts"]]
     client.stop("identity-works")
+
+
+@pytest.mark.lab
+@pytest.mark.runbook
+def test_an_experiment_whose_runner_died_in_boot_a_is_taken_back_and_not_gone_on_with(
+    lab: Path, outputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.reset("identity-works")
+
+    def dies(run: Run, start: Any, applied: Any) -> tuple[Check, ...]:
+        raise LabError("the runner is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(iommu_identity_experiment, "trial", dies)
+        record = execute(outputs, beside=True, host="lab:identity-works", console_confirmed=True, settle_minutes=0.0)
+        for run in notebook._current.values():
+            notebook._left_open(run)
+    record = Archive(outputs).load(record.run_id)
+    assert (record.status, record.exit_code, record.conclusion_word) == ("aborted", 7, None)
+    assert iommu_types()["0000:01:00.0"] == "identity"
+
+    def refused(cells_of: Path, parameters: dict[str, Any], run_id: str) -> tuple[str, str]:
+        trouble = play(cells_of, outputs, parameters)
+        for run in notebook._current.values():
+            notebook._left_open(run)
+        return "", trouble
+
+    monkeypatch.setattr(launch, "_execute", refused)
+    notebook._current.clear()
+    resumed = recover.resume(record.run_id, outputs=outputs)
+    assert (resumed.status, resumed.exit_code) == ("aborted", 7)
+    assert iommu_types()["0000:01:00.0"] == "identity"
+
+    taken_back = recover.roll_back(record.run_id, outputs=outputs)
+    assert (taken_back.status, taken_back.verdict, taken_back.exit_code) == ("completed", "PASS", 0), taken_back
+    assert set(iommu_types().values()) == {"DMA-FQ"}
+    client.stop("identity-works")
+
+
+def iommu_types() -> dict[str, str]:
+    """What the groups of the GPUs are now, by an ordinary look."""
+    transport, _ = connect(load_inventory().resolve("lab:identity-works"))
+    transport.open()
+    try:
+        facts = drive([IommuGroups()], transport.gather)[IommuGroups()].value
+    finally:
+        transport.close()
+    assert facts is not None
+    return {pci: kind for pci, kind in facts.by_device.items() if pci.endswith(("01:00.0", "41:00.0", "81:00.0", "c1:00.0"))}

@@ -187,8 +187,6 @@ class _Acting:
         return self.hands.look(probe).value(probe)
 
     def experiment(self) -> Applied:
-        if self._begun():
-            return self._as_found()
         seconds = int(self.plan.settings["guard_s"])
         self._guarded("bring the unit, its program and its flag", self.guard.stage(self.change._files))
         armed = self._guarded(f"arm the guard for {seconds / 60:g} min", self.guard.arm(seconds))
@@ -197,16 +195,6 @@ class _Acting:
         self._guarded("put the files in place: from here on the next boot is the experiment's", self.guard.install())
         booted = self._boot(2, ())
         return replace(booted, plan=self.plan, facts={**booted.facts, "boot": "A"})
-
-    def _begun(self) -> bool:
-        """Whether an earlier run of this change has already asked for boot A."""
-        return self.hands.host.identity.boot_id != self.plan.host.boot_id
-
-    def _as_found(self) -> Applied:
-        """Boot A is behind us, or a later boot: what it was is for the checks to find out."""
-        now = self.hands.host.identity
-        facts = {"boot": "A", "came_back": True, "boot_id_before": self.plan.host.boot_id, "boot_id_after": now.boot_id}
-        return Applied(self.plan, "done", f"{now.hostname} was rebooted by the run before", facts)
 
     def _boot(self, action: int, services: tuple[ServiceSpec, ...]) -> Applied:
         """One reboot, followed until the machine lets us in again (and ``services`` answer)."""

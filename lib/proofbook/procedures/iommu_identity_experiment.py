@@ -114,7 +114,15 @@ def state(run: Run) -> tuple[Probe[Any], ...]:
 
 
 def begin(run: Run, seen: Seen) -> Start:
-    """Choose the GPUs; write down hypothesis, prediction and stop rule before anything is done."""
+    """Choose the GPUs; write down hypothesis, prediction and stop rule before anything is done.
+
+    Raises BadParameter when it should go on with another run's experiment.
+    """
+    if run.resuming:
+        raise BadParameter(
+            "an experiment that was interrupted is not gone on with: what was true in its boot may be no longer",
+            hint=f"take it back with `proofbook rollback {run.origin}`, then open a new run",
+        )
     try:
         treated = choose(run.parameters.gpus, seen, run.intent.gpus)
     except ValueError as why:
@@ -144,7 +152,7 @@ def change(run: Run, start: Start, ready: Findings) -> Change:
     reasons = tuple(
         f"{f.subject}: {f.reason}" if f.subject else f.reason for f in ready if f.verdict in (Verdict.FAIL, Verdict.UNKNOWN)
     )
-    if reasons and not run.resuming:
+    if reasons:
         return NotToBeMade("Identity experiment", reasons)
     return IommuIdentity(
         start.treated,
