@@ -572,33 +572,34 @@ _RUN_MARKS = (("o", "#27477a"), ("s", "#b05a00"), ("^", "#0b6e4f"), ("D", "#6941
 def compared_gains(runs: Sequence[tuple[str, Mapping[str, Any] | None, str]], *, title: str = "") -> Picture:
     """Gain per concurrency, one panel a run on one scale. ``runs`` are (name, value of the gain or None, why it is None)."""
     title = title or "How much faster each request became, run by run"
-    figure, panels = _panels(len(runs), 3.4, 3.6, share_x=False)
+    measured = [(name, gain) for name, gain, _ in runs if gain is not None]
+    without = [f"{name}: not measured, {why}" for name, gain, why in runs if gain is None]
+    figure, panels = _panels(len(measured), 3.9, 3.6, share_x=False)
     words = [title]
-    for axes, (name, gain, why) in zip(panels, runs, strict=True):
+    for axes, (name, gain) in zip(panels, measured, strict=False):
         axes.set_title(textwrap.fill(name, 44), fontsize=8, loc="left")
-        if gain is None:
-            axes.text(0.5, 0.5, textwrap.fill(f"not measured: {why}", 30), transform=axes.transAxes, ha="center", va="center",
-                      fontsize=8, style="italic")  # fmt: skip
-            axes.set_xticks([])
-            words.append(f"{name}: not measured, {why}")
-            continue
         words += [f"{name}, {line}" for line in _draw_gain(axes, gain, brief=True)]
         axes.set_xlabel("requests in flight", fontsize=8)
     panels[0].set_ylabel("tokens a second for each request,\nchange in %", fontsize=8)
-    figure.suptitle(f"{title}   (rings: each prompt; bars: 95 % interval)", fontsize=10, x=0.01, ha="left")
-    return Picture(_png(figure), "\n".join(words))
+    below = "\n".join(textwrap.fill(line, 150) for line in without)
+    figure.supxlabel(below, fontsize=8, x=0.01, ha="left", style="italic")
+    figure.suptitle(f"{title}\n(rings: each prompt; bars: 95 % interval of the median)", fontsize=10, x=0.01, ha="left")
+    return Picture(_png(figure), "\n".join([*words, *without]))
 
 
 def compared_accepts(runs: Sequence[tuple[str, Mapping[str, Any]]], *, title: str = "") -> Picture:
     """Accept length by case, a mark for each run. ``runs`` are (name, value of the control prompts)."""
     title = title or "How many tokens each verify step gave, run by run"
-    names = list(dict.fromkeys(case["title"] for _, control in runs for case in control["cases"]))
+    titles: dict[str, list[str]] = {}
+    for case in (case for _, control in runs for case in control["cases"]):
+        titles.setdefault(case["case"], []).append(case["title"])
+    names = list(titles)
     figure, axes = _canvas(8.5, 1.7 + 0.55 * max(len(names), 1))
     words = [title]
     for number, (run, control) in enumerate(runs):
         marker, colour = _RUN_MARKS[number % len(_RUN_MARKS)]
         shift = (number - (len(runs) - 1) / 2) * 0.26
-        lengths = {case["title"]: case["accept_length"] for case in control["cases"]}
+        lengths = {case["case"]: case["accept_length"] for case in control["cases"]}
         words += [f"{run}, {case['title']}: {_accept_words(case)}" for case in control["cases"]]
         drawn = [(name, length) for name, length in lengths.items() if length is not None]
         rows = [names.index(name) + shift for name, _ in drawn]
@@ -607,7 +608,9 @@ def compared_accepts(runs: Sequence[tuple[str, Mapping[str, Any]]], *, title: st
             axes.annotate(f"{length:.2f}", (length, row), xytext=(7, 0), va="center", **_BESIDE)
     most = max((control["steps_plus_one"] or 0 for _, control in runs), default=0)
     _accept_marks(axes, most or None)
-    axes.set_yticks(range(len(names)), [textwrap.fill(name, 34) for name in names], fontsize=8)
+    # WHY: the burst's size follows from what a server runs at once, so its title differs from run to run.
+    labels = [textwrap.fill(" / ".join(dict.fromkeys(titles[name])), 34) for name in names]
+    axes.set_yticks(range(len(names)), labels, fontsize=8)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlim(0, max(most, 2.0) * 1.2)
     axes.set_xlabel("accept length: tokens for each verify step, median of a case")
@@ -623,11 +626,12 @@ def compared_starts(starts: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], *
     ``starts`` are (name, steps); a step has ``title``, ``from_s`` and ``to_s`` (seconds since the start's first line, or None).
     """
     title = title or "How each start went: seconds since the first line of its journal"
-    names = list(dict.fromkeys(step["title"] for _, steps in starts for step in steps))
-    figure, panels = _panels(len(starts), 2.9, 1.2 + 0.26 * max(len(names), 1))
+    begun = [(step["from_s"], step["title"]) for _, steps in starts for step in steps if step["from_s"] is not None]
+    names = list(dict.fromkeys(name for _, name in sorted(begun, key=lambda one: one[0])))
+    figure, panels = _panels(len(starts), 2.6, 1.2 + 0.26 * max(len(names), 1))
     words = [title]
-    for axes, (start, steps) in zip(panels, starts, strict=True):
-        axes.set_title(textwrap.fill(start, 36), fontsize=8, loc="left")
+    for axes, (start, steps) in zip(panels, starts, strict=False):
+        axes.set_title(textwrap.fill(start, 34), fontsize=8, loc="left")
         for step in steps:
             if step["from_s"] is None:
                 continue
@@ -657,14 +661,16 @@ def capacity_chart(series: Sequence[tuple[str, Sequence[tuple[float, int, int]]]
         marker, colour = _RUN_MARKS[number % len(_RUN_MARKS)]
         style = ("-", "--", ":", "-.")[number % 4]
         fractions = [p[0] for p in points]
-        panels[0].plot(fractions, [p[1] for p in points], marker=marker, ls=style, color=colour, ms=6, label=name)
-        panels[1].plot(fractions, [p[2] / 1000 for p in points], marker=marker, ls=style, color=colour, ms=6)
+        size = max(4, 11 - 2 * number)  # a mark that lies under another stays in sight
+        panels[0].plot(fractions, [p[1] for p in points], marker=marker, ls=style, color=colour, ms=size, label=name)
+        panels[1].plot(fractions, [p[2] / 1000 for p in points], marker=marker, ls=style, color=colour, ms=size)
         words += [
             f"{name}, fraction {f:g}: " + (f"{n} requests, {t // 1000} k tokens" if n else "does not fit") for f, n, t in points
         ]
     for axes, what in zip(panels, ("requests that really run at once", "tokens in the KV cache, thousands"), strict=True):
         axes.set_xlabel("--mem-fraction-static", fontsize=8)
         axes.set_title(f"{what}   (0: does not fit)", fontsize=8, loc="left")
+        axes.set_xticks(sorted({f for _, points in series for f, _, _ in points}))
         axes.set_ylim(bottom=0)
         axes.grid(linewidth=0.3)
     if series:

@@ -13,6 +13,10 @@ from proofbook.view import (
     SIGNS,
     accept_chart,
     before_after_html,
+    capacity_chart,
+    compared_accepts,
+    compared_gains,
+    compared_starts,
     duration_text,
     findings_frame,
     findings_html,
@@ -91,7 +95,7 @@ def test_values_and_durations_as_people_write_them() -> None:
 def test_frames_and_pictures() -> None:
     frame = findings_frame(FINDINGS)
     assert list(frame["verdict"]) == ["FAIL", "UNKNOWN", "NOT_CHECKED", "PASS"]
-    steps = [
+    steps: list[dict[str, Any]] = [
         {"title": "look", "started_at": "2026-11-29T11:15:44Z", "duration_s": 2.0, "outcome": "ok"},
         {"title": "reboot", "started_at": "2026-11-29T11:15:46Z", "duration_s": 108.0, "outcome": "failed"},
         {"title": "never ended", "started_at": "2026-11-29T11:17:46Z", "duration_s": None, "outcome": "unfinished"},
@@ -159,3 +163,52 @@ def test_a_start_is_drawn_from_its_milestones() -> None:
     assert drawn.png.startswith(b"\x89PNG")
     assert drawn.alt == "Weights: 0 to 13 s"
     assert start_chart(Start(1)).png.startswith(b"\x89PNG")
+
+
+def _level(level: int, percent: float) -> dict[str, Any]:
+    ratio = 1 + percent / 100
+    interval = {"estimate": ratio, "low": ratio - 0.1, "high": ratio + 0.1}
+    verdict = "gain" if percent > 10 else "loss" if percent < -10 else "none-shown"
+    return {
+        "level": level, "speedup": interval, "verdict": verdict, "ratios": {"a": ratio}, "pairs": 12, "skipped": "",
+        "complete": True,
+    }  # fmt: skip
+
+
+def test_runs_beside_one_another_keep_their_names_and_what_is_missing() -> None:
+    drawn = compared_gains([("one", {"levels": [_level(1, 40), _level(4, -20)]}, ""), ("two", None, "it never came up")])
+    assert "one, concurrency 1: gain, +40 % (+30 to +50), 12 pairs" in drawn.alt
+    assert "one, concurrency 4: loss" in drawn.alt
+    assert drawn.alt.splitlines()[-1] == "two: not measured, it never came up"
+    assert compared_gains([("two", None, "it never came up")]).png.startswith(b"\x89PNG")
+
+
+def test_cases_of_several_runs_share_a_row_although_their_titles_differ() -> None:
+    def control(title: str, length: float | None) -> dict[str, Any]:
+        case: dict[str, Any] = {
+            "case": "burst",
+            "title": title,
+            "accept_length": length,
+            "requests": [],
+            "skipped": "",
+            "completed": 3,
+        }
+        return {"steps_plus_one": 6, "cases": [case]}
+
+    drawn = compared_accepts([("one", control("35 at once", 2.9)), ("two", control("30 at once", None))])
+    assert drawn.alt.splitlines()[1:] == ["one, 35 at once: 2.90", "two, 30 at once: no verify step counted"]
+    assert compared_accepts([]).png.startswith(b"\x89PNG")
+
+
+def test_starts_and_capacities_say_what_is_not_known_and_what_does_not_fit() -> None:
+    steps: list[dict[str, Any]] = [
+        {"title": "Weights", "from_s": 17.0, "to_s": 27.0, "detail": ""},
+        {"title": "Ready", "from_s": None, "to_s": None, "detail": ""},
+    ]
+    assert compared_starts([("one", steps)]).alt.splitlines()[1:] == ["one, Weights: 17 to 27 s"]
+    assert compared_starts([]).png.startswith(b"\x89PNG")
+    drawn = capacity_chart([("0.5.9", [(0.7, 0, 0), (0.8, 23, 331000)])])
+    assert drawn.alt.splitlines()[1:] == [
+        "0.5.9, fraction 0.7: does not fit",
+        "0.5.9, fraction 0.8: 23 requests, 331 k tokens",
+    ]

@@ -140,6 +140,27 @@ class Reading:
         return table(("plan", "decision", "by", "how", "outcome"), rows, note="" if rows else "There was no gate.")
 
     @property
+    def decisions(self) -> Shown:
+        """What was kept or taken back: by which rung of the procedure's ladder, why, and what it holds for."""
+        rows = [
+            ("kept" if d["keep"] else "taken back", d["rung"], d["because"], "; ".join(d["limits"]))
+            for d in self.record.decisions
+        ]
+        return table(("decision", "rung", "why", "holds for"), rows, note="" if rows else "Nothing was there to be decided.")
+
+    def measurement(self, name: str) -> Mapping[str, Any] | None:
+        """The last measurement of this name, with its conditions and problems; None when it was not taken."""
+        return next((m for m in reversed(self.record.measurements) if m["name"] == name), None)
+
+    def asked_by(self, probe: str) -> list[Mapping[str, Any]]:
+        """The evidence that a probe's questions left, oldest first."""
+        return [e for e in self.record.evidence if e.get("probe") == probe]
+
+    def printed(self, evidence: Mapping[str, Any]) -> bytes:
+        """What that command printed, as it is in the record; b"" when it printed nothing."""
+        return (self.folder / evidence["stdout_file"]).read_bytes() if evidence["stdout_file"] else b""
+
+    @property
     def findings(self) -> Shown:
         """Every finding, worst first."""
         return Shown(findings_html(self.record.findings), findings_text(self.record.findings))
