@@ -21,10 +21,12 @@ from proofbook.probes.boot import Boots, Machine, Shutdown
 from proofbook.probes.change_state import GuardState, LeaseHeld, StepState
 from proofbook.probes.containers import ContainerState
 from proofbook.probes.iommu import IommuGroups
+from proofbook.probes.iommu_identity import EarlyModules, IdentityState
 from proofbook.probes.journal import UnitJournal
 from proofbook.probes.kernel_log import KernelLog
 from proofbook.probes.memory import GpuMemory, GpuProcesses, PageCache
 from proofbook.probes.nvidia import ComputeApps, Driver, Gpus
+from proofbook.probes.p2p import PeerConfig, Topology
 from proofbook.probes.pci import AerCounters, PciDevices
 from proofbook.probes.service import Endpoint
 from proofbook.probes.sglang import (
@@ -78,7 +80,8 @@ def ask_everything(scenario: str) -> Answers:
         asked += [ServedCheckpoint(service.name, where), ServedCache(service.name, where), PortOwner(30000, where)]
         asked += [ServerInfo("http://127.0.0.1:30000", where), ModelInfo("http://127.0.0.1:30000", where)]
         asked += [Checkpoint(MODEL, where), PageCache(MODEL, where)]
-    asked += [GpuMemory(), GpuProcesses(), LeaseHeld()]
+    asked += [GpuMemory(), GpuProcesses(), LeaseHeld(), IdentityState(), EarlyModules(), Topology(), PeerConfig()]
+    asked += [Topology(), PeerConfig()]
     transport, _ = connect(spec)
     transport.open()
     try:
@@ -115,6 +118,14 @@ def test_no_probe_is_forgotten_here(answers: Answers) -> None:
         if isinstance(k, type) and issubclass(k, Probe) and k.__module__ == m.__name__
     }
     assert kinds == {type(p) for p in answers}
+
+
+def test_where_the_gpus_hang_and_what_decides_over_peers_is_known_whole(answers: Answers) -> None:
+    topology, config = answers[Topology()].value, answers[PeerConfig()].value
+    assert (len(topology.gpus), len(topology.links), topology.problems) == (4, 12, {})
+    assert topology.upstream["0000:41:00.0"] == ("0000:40:01.1",)
+    assert topology.bar1_mib.keys() == topology.framebuffer_mib.keys() == topology.limit_gbps.keys() == set(topology.gpus)
+    assert (config.remaps_peers, config.initramfs, config.problems) == (True, ("etc/modprobe.d/nvidia.conf",), {})
 
 
 def test_the_answers_agree_with_one_another_and_with_what_is_meant_to_be_there(answers: Answers) -> None:
