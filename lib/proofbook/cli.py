@@ -166,7 +166,8 @@ def _print_outcome(outcome: Outcome, progress: Progress, *, as_json: bool) -> No
         err.print(_visible(outcome.message), markup=False)
     if outcome.waiting_for and progress.plan:
         _print_plan(progress.plan, outcome)
-    out.print(f"{_styled(outcome.verdict)} · {outcome.status} · exit code {outcome.exit_code}")
+    found = f"concluded: {outcome.conclusion.upper()} · " if outcome.conclusion else ""
+    out.print(f"{found}{_styled(outcome.verdict)} · {outcome.status} · exit code {outcome.exit_code}")
     for verdict in ("FAIL", "UNKNOWN", "WARN"):
         for data in (d for (v, _, _), d in progress.problems.items() if v == verdict):
             about = f"{data['subject']}: " if data["subject"] else ""

@@ -745,15 +745,22 @@ def p2p_pairs_chart(value: Mapping[str, Any], *, title: str = "What is claimed o
                 denied += worst_said not in ("OK", "")
                 _pair_cell(left, row, column, *_CLAIMED.get(worst_said, (worst_said, "#e0b04a", False)))
     states = {(c["src"], c["dst"]): c["state"] for c in value["cells"]}
+    faulted = {(c["src"], c["dst"]) for c in value["cells"] if c["faults"] and c["state"] != "fault"}
     for (src, dst), state in states.items():
-        _pair_cell(right, gpus.index(src), gpus.index(dst), *_PAIR_STATES[state])
+        sign, colour, on_dark = _PAIR_STATES[state]
+        also = " F" if (src, dst) in faulted else ""
+        _pair_cell(right, gpus.index(src), gpus.index(dst), sign + also, colour, on_dark)
     counts = {state: list(states.values()).count(state) for state in _PAIR_STATES if state in states.values()}
-    legend = "   ".join(f"{_PAIR_STATES[state][0]} {state}: {n}" for state, n in counts.items())
+    entries = [f"{_PAIR_STATES[state][0]} {state}: {n}" for state, n in counts.items()]
+    entries += [f"F beside it, a fault of the pair: {len(faulted)}"] if faulted else []
+    in_line = 2 if len(gpus) <= 4 else 4
+    legend = "\n".join("   ".join(entries[n : n + in_line]) for n in range(0, len(entries), in_line))
     _matrix_axes(left, gpus, "claimed (nvidia-smi topo -p2p)")
-    _matrix_axes(right, gpus, f"shown   {legend}" if len(gpus) > 4 else "shown\n" + legend)
+    _matrix_axes(right, gpus, f"shown\n{legend}")
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     words = [title, f"claimed for all but {denied} pairs" if claims else "nothing is known of what is claimed"]
     words += [f"{state}: {n} of {len(states)} ordered pairs" for state, n in counts.items()]
+    words += [f"{len(faulted)} of them with a fault of the pair in the kernel's log"] if faulted else []
     words += [f"{a} to {b}: {state}" for (a, b), state in states.items() if state != "verified"][:60]
     return Picture(_png(figure), "\n".join(words))
 
@@ -794,7 +801,7 @@ def _matrix_canvas(many: int, panels: int) -> tuple[Figure, Sequence[Axes]]:
     from matplotlib.figure import Figure
 
     side = max(2.6, 0.9 + 0.52 * many)
-    figure = Figure(figsize=(panels * (side + 0.9), side + 1.0), layout="constrained")
+    figure = Figure(figsize=(panels * (side + 0.4), side + 1.1), layout="constrained")
     return figure, list(figure.subplots(1, panels))
 
 
