@@ -250,8 +250,11 @@ class Journal:
             if self._sealed:
                 raise Sealed(f"the journal of {self.run_id} is sealed", hint="write an annotation instead")
             line = self._line(event, data if cleaned else self.clean(data))
-            self._write(line + b"\n", durable)
+            from_reserve = self._write(line + b"\n", durable)
             seq, self._seq, self._prev = self._seq, self._seq + 1, _sha256(line)
+            if from_reserve:  # the line stands, and the next one continues it
+                message = "no space left for the record; this event was written from the journal's reserve"
+                raise DiskFull(message, hint="free some space in outputs/ and close the run")
             return seq
 
     def seal(self) -> None:
@@ -275,7 +278,8 @@ class Journal:
         # one NaN of a measurement must not cost the whole line, and JSON readers choke on it
         return json.dumps(_finite(line), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
 
-    def _write(self, line: bytes, durable: bool) -> None:
+    def _write(self, line: bytes, durable: bool) -> bool:
+        """Write a whole line or nothing. True: the disk is full, and the reserve was given up for it. Raises DiskFull."""
         if self._fd < 0:
             raise RecordError(f"the journal of {self.run_id} is closed")
         try:
@@ -296,13 +300,12 @@ class Journal:
                     self._cut_back()
                     raise
             self._size += len(line)
-            message = "no space left for the record; this event was written from the journal's reserve"
-            raise DiskFull(message, hint="free some space in outputs/ and close the run") from None
+            return True
         except RecordError:
             self._cut_back()
             raise
-        else:
-            self._size += len(line)
+        self._size += len(line)
+        return False
 
     def _write_whole(self, line: bytes) -> None:
         view = memoryview(line)

@@ -64,10 +64,10 @@ def roll_back(run: str, *, outputs: Path | None = None, tell: Tell | None = None
         except ProofbookError as error:  # the run has said so in its journal
             trouble = str(error)
             undoing.abort(trouble)
-    return _outcome(book, run_id, spec.name, trouble)
+    return _outcome(book, run_id, earlier.run_id, spec.name, trouble)
 
 
-def _outcome(book: Archive, run_id: str, host: str, trouble: str) -> launch.Outcome:
+def _outcome(book: Archive, run_id: str, undone: str, host: str, trouble: str) -> launch.Outcome:
     found = book.load(run_id)
     folder = book.folder_of(run_id)
     message = trouble
@@ -76,6 +76,7 @@ def _outcome(book: Archive, run_id: str, host: str, trouble: str) -> launch.Outc
         if by_hand:
             lines = "\n".join(f"  {line}" for line in by_hand)
             message = f"{applied['summary']}\n  → to do it by hand, on {host} as root:\n{lines}"
+            message += f"\n  → then: proofbook rollback {undone} (it verifies the old state, and gives the machine's lease back)"
     return launch.Outcome(
         run_id=run_id,
         runbook=taking_back.PROCEDURE.name,

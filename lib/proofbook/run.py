@@ -62,6 +62,9 @@ from proofbook.remote import put_command
 
 T = TypeVar("T")
 
+#: Errors that bring no words of their own, for people.
+_NAMELESS = {"KeyboardInterrupt": "interrupted (Ctrl-C, or the kernel was told to stop)"}
+
 #: An approval is good for this long after its plan was made (wall clock: people read gates, whatever the lab's clock does).
 APPROVAL_GOOD_FOR = timedelta(hours=4)
 
@@ -241,6 +244,7 @@ class Run:
         self._unconfirmed: Applied | None = None
         self._came_to = RunStatus.COMPLETED
         self._decision: Decision | None = None
+        self._settled = ""  # how an approved change was found to have ended before this run came to act
         self._done: dict[tuple[str, str], Any] = {}
         self._steps = 0
         self._acts = 0
@@ -365,10 +369,10 @@ class Run:
             summary = "The plan was declined." if error.declined else f"Waiting for an approval of {error.digest}."
             self._end(RunStatus.STOPPED_AT_GATE, summary)
         elif self._is_final(error):
-            hint = error.hint if isinstance(error, ProofbookError) else ""
-            message = ProofbookError(str(error.args[0]) if error.args else type(error).__name__).args[0]
+            message = str(error.args[0]) if error.args else _NAMELESS.get(type(error).__name__, type(error).__name__)
+            hint = self._what_now(error.hint if isinstance(error, ProofbookError) else "")
             self._say("trouble", {"error": type(error).__name__, "message": message, "hint": hint, "step": step}, durable=True)
-            self._end(RunStatus.ABORTED, f"Aborted in step {step} ({verb}): {str(message).splitlines()[0]}{self._acts_sent()}")
+            self._end(RunStatus.ABORTED, f"Aborted in step {step} ({verb}): {message.splitlines()[0]}{self._acts_sent()}")
         else:
             self._say("trouble", {"error": type(error).__name__, "message": text, "hint": "", "step": step}, durable=True)
 
@@ -384,13 +388,17 @@ class Run:
             )
         return f". {acts} act(s) had been sent to the machine by then; look what it does now before anything else"
 
+    def _what_now(self, hint: str) -> str:
+        """What to do after the end of this run: the error's own hint, and what a change that it had begun needs."""
+        return "\n  → ".join(filter(None, (hint, self._acts_sent().removeprefix(". "))))
+
     def _end_on_full_disk(self, step: int, verb: str, error: DiskFull) -> None:
         """The journal keeps a reserve for this: say that the disk is full, and stop. What was written stays readable."""
-        trouble = {"error": "DiskFull", "message": str(error.args[0]), "hint": error.hint, "step": step}
+        trouble = {"error": "DiskFull", "message": str(error.args[0]), "hint": self._what_now(error.hint), "step": step}
         with suppress(DiskFull):
             self._say("trouble", trouble, durable=True)
         with suppress(DiskFull):
-            self._end(RunStatus.ABORTED, f"Aborted in step {step} ({verb}): {error.args[0]}")
+            self._end(RunStatus.ABORTED, f"Aborted in step {step} ({verb}): {error.args[0]}{self._acts_sent()}")
 
     def _is_final(self, error: BaseException) -> bool:
         """Live, a person may mend a mistake and say the verb again; headless nobody will."""
@@ -589,6 +597,8 @@ class Run:
                 f"run {self._earlier.run_id} was of another machine (machine-id {plan.host.machine_id})",
                 hint=f"{self.host.name} is {now.machine_id}; go on where that run began",
             )
+        if plan.host.boot_id != now.boot_id:
+            self.tell("the machine was rebooted since the change was planned: what is on its disk is looked at as it is now")
         return plan
 
     def gate(self, view: PlanView, *, approver: str = "", approved: str = "") -> None:
@@ -703,7 +713,13 @@ class Run:
         self._used.add(plan.digest)
         self._unconfirmed = Applied(plan, "unconfirmed", f"{plan.title}: begun") if plan.undo else None
         applied = change.apply(plan, hands, self.tell)
-        self._unconfirmed = applied if plan.undo and applied.outcome != "nothing-to-do" else None
+        if applied.outcome == "rolled-back":  # not by this run: it found it so
+            self._settled = applied.summary
+            self.came_to(applied)
+            return applied
+        if applied.outcome == "nothing-to-do":
+            self._settled = applied.summary
+        self._unconfirmed = applied if plan.undo and not self._settled else None
         self._say("applied", _without_plan(applied), durable=True)
         return applied
 
@@ -739,7 +755,7 @@ class Run:
 
     def _confirm(self, applied: Applied, decision: Decision) -> Applied:
         plan = applied.plan
-        if applied.outcome == "nothing-to-do":
+        if applied.outcome in ("nothing-to-do", "rolled-back"):
             return applied
         self._decision = decision
         self._say("decision", {**msgspec.to_builtins(decision), "digest": plan.digest}, durable=True)
@@ -862,7 +878,8 @@ class Run:
     def abort(self, why: str) -> None:
         """End the run as aborted (the kernel goes away, somebody interrupts)."""
         if self.open:
-            self._say("trouble", {"error": "Aborted", "message": why, "hint": "", "step": self._steps}, durable=True)
+            trouble = {"error": "Aborted", "message": why, "hint": self._what_now(""), "step": self._steps}
+            self._say("trouble", trouble, durable=True)
             self._end(RunStatus.ABORTED, why + self._acts_sent())
 
     def _end(self, status: RunStatus, summary: str) -> None:
@@ -892,6 +909,8 @@ class Run:
             kept = "Kept" if self._decision.keep else "Put back as planned"
             done = {RunStatus.ROLLED_BACK: "Taken back", RunStatus.ROLLBACK_FAILED: "COULD NOT BE TAKEN BACK"}.get(status, kept)
             return f"{done} ({self._decision.rung}): {self._decision.because} ({told})."
+        if self._settled:
+            return f"{self._settled[0].upper()}{self._settled[1:]} ({told or 'nothing was checked'})."
         worst_finding = next(
             (f for v in (Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN) for f in self._findings if f.verdict is v), None
         )

@@ -174,6 +174,8 @@ def test_a_full_disk_is_told_and_leaves_whole_lines(writer: Writer, journal: Jou
     reading = read_journal(writer.run_dir / JOURNAL)
     assert reading.intact and reading.torn == 0
     assert [e["event"] for e in reading.events] == ["note", "run.closing"]
+    journal.append("note", {"text": "room enough for one more"})
+    assert read_journal(writer.run_dir / JOURNAL).intact, "what follows continues the line that was written from the reserve"
 
     def full(fd: int, data: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -181,7 +183,7 @@ def test_a_full_disk_is_told_and_leaves_whole_lines(writer: Writer, journal: Jou
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(DiskFull, match="no space left"):
         journal.append("note", {"text": "lost"})
-    assert len(read_journal(writer.run_dir / JOURNAL).events) == 2
+    assert len(read_journal(writer.run_dir / JOURNAL).events) == 3
 
 
 # ---------------------------------------------------------------------------------------------- writer

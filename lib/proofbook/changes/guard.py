@@ -115,7 +115,9 @@ class Guard:
             return status
         message = f"{EXIT[status.code]}: {status.refused}"
         if status.code == _DRIFTED:
-            raise PlanDrifted(message, hint="somebody else changed it; look at it, then plan anew")
+            raise PlanDrifted(
+                message, hint="somebody else changed it: look at what they wrote before anything is put in its place"
+            )
         raise GuardRefused(message, hint=f"what the machine did is in {self.folder}/log; its guard is {self.timer}")
 
     def by_hand(self, files: Sequence[FileChange | GuardedFile], *, was_active: bool = True) -> tuple[str, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from proofbook.changes.following import Followed, follow_start, start_unit, stop_unit, systemctl, wait_stopped
@@ -348,6 +349,16 @@ def undone(new: str, splices: Sequence[Sequence[Any]]) -> str:
 # --------------------------------------------------------------------------------------------------------- acting
 
 
+def _at(status: GuardStatus) -> str:
+    """When a change ended, as the machine wrote it down."""
+    return f" at {status.outcome_at:%Y-%m-%d %H:%M} UTC" if status.outcome_at is not None else ""
+
+
+def _others(status: GuardStatus) -> list[str]:
+    """Files that are neither as they were nor as the change has them."""
+    return [f.path for f in status.files if f.content == "other"]
+
+
 class _Acting:
     """One pass over a plan's steps, forwards or backwards. It knows the plan alone; what the machine is like it looks up."""
 
@@ -365,6 +376,7 @@ class _Acting:
             ready_s=self.settings["ready_s"],
         )
         self.facts: dict[str, Any] = {}
+        self.last: GuardStatus | None = None  # how the machine last said that the change stands
 
     # ------------------------------------------------------------------------------------------------- steps
 
@@ -376,7 +388,9 @@ class _Acting:
         return self.guard.done(result)
 
     def status(self) -> GuardStatus:
-        return self.hands.look(GuardState(self.hands.run_id, self.container)).value(GuardState(self.hands.run_id, self.container))
+        probe = GuardState(self.hands.run_id, self.container)
+        self.last = self.hands.look(probe).value(probe)
+        return self.last
 
     def look_files(self) -> UnitFileSet:
         probe = UnitFiles(self.unit, self.container, tuple(f["path"] for f in self.settings["files"]))
@@ -397,11 +411,9 @@ class _Acting:
             return self._applied("nothing-to-do", self.plan.title)
         status = self.status()
         if status.state in ("firing", "fired", "failed") or status.outcome == "fired":
-            return self._applied(
-                "failed", f"the guard has taken this change back already ({status.state})", why="the guard fired"
-            )
+            return self._fired_before(status)
         if status.state == "none" and status.outcome == "confirmed":
-            return self._applied("nothing-to-do", "this change was confirmed already")
+            return self._applied("nothing-to-do", f"this change was kept already{_at(status)}; nothing was applied again")
         if status.state == "none":
             self._stage()
             status = self.status()
@@ -415,6 +427,13 @@ class _Acting:
             return self._in_effect()
         except (CannotTell, GuardRefused) as why:
             return self._applied("failed", f"{self.plan.title}: {why}", why=str(why))
+
+    def _fired_before(self, status: GuardStatus) -> Applied:
+        """The machine has taken it back by itself, or tries to: that is seen through to its end, and nothing is applied again."""
+        by_itself = f"the guard on the machine took this change back by itself{_at(status)}, since nobody had kept it in time"
+        self.tell(f"{by_itself}; it is not applied again")
+        seen = self.rollback()
+        return replace(seen, summary=f"{by_itself}; {seen.summary}")
 
     def _stage(self) -> None:
         files = self._bytes()
@@ -585,6 +604,9 @@ class _Acting:
             if not self._all_old(now):
                 return self._take_back_kept(now)
             self.tell("its files are as they were before")
+        elif status.state in ("staged", "armed", "failed") and _others(status):
+            still = " (the guard still does it when its time is over, and keeps a copy)" if status.guarded else ""
+            return self._by_hand(f"somebody else has changed {', '.join(_others(status))} meanwhile{still}")
         elif status.state in ("staged", "armed", "firing", "failed"):
             self._fire()
         return self._proven_old()
@@ -620,9 +642,13 @@ class _Acting:
         if argv_digest(running.argv) != self.settings["argv_before_sha256"]:
             return self._by_hand("the old files are back, and what runs is not the old command")
         status = self.status()
+        summary = f"the old files are back byte for byte, and {self.service.spec} serves with the old command again"
+        if any("neither old nor new" in line for line in status.log):
+            # WHY it is not cleared away: it may be the only copy of what somebody else wrote.
+            self.facts["written_by_others"] = self.guard.folder
+            return self._applied("rolled-back", f"{summary}; what somebody else had written there is kept in {self.guard.folder}")
         if status.state in ("fired", "staged"):
             self.guarded("remove what was kept for taking it back", self.guard.clean())
-        summary = f"the old files are back byte for byte, and {self.service.spec} serves with the old command again"
         return self._applied("rolled-back", summary)
 
     def _all_old(self, now: UnitFileSet) -> bool:
@@ -674,12 +700,34 @@ class _Acting:
 
     def _by_hand(self, why: str) -> Applied:
         """What a person has to type on the host, when the machine does not do it."""
-        files = [GuardedFile(f["path"], "other", f["old_sha256"], f["new_sha256"]) for f in self.settings["files"]]
-        lines = [*self.guard.by_hand(files)]
+        lines = [*self._saving(), *self._restoring()]
         look = " ".join(systemctl(self.container, "status", self.unit).argv)
         there = self._in_the_way()
         also = f"; in its way: {'; '.join(there[:3])}" if there else ""
         return self._applied("rollback-failed", f"not taken back: {why}{also}", why=why, in_the_way=there, by_hand=[*lines, look])
+
+    def _saving(self) -> list[str]:
+        """Keep what somebody else wrote. systemd reads no file of that name."""
+        if self.last is None:
+            return []
+        return [shlex.join(self._inside("cp", "-p", "--", path, f"{path}.theirs")) for path in _others(self.last)]
+
+    def _restoring(self) -> list[str]:
+        files = [GuardedFile(f["path"], "other", f["old_sha256"], f["new_sha256"]) for f in self.settings["files"]]
+        if self.last is None or self.last.state != "none":
+            return list(self.guard.by_hand(files))
+        # A change that was kept has left no old bytes on the machine, and no guard.
+        lines = []
+        for one in files:
+            if one.old_sha256 is None:
+                lines.append(shlex.join(self._inside("rm", "-f", "--", one.path)))
+            else:
+                lines.append(f"# {one.path}: put back the lines that the plan's diff took out (its sha256 was {one.old_sha256})")
+        reload, restart = systemctl(self.container, "daemon-reload"), systemctl(self.container, "restart", self.unit)
+        return [*lines, shlex.join(reload.argv), shlex.join(restart.argv)]
+
+    def _inside(self, *words: str) -> tuple[str, ...]:
+        return (*(self.container.enter() if self.container else ()), *words)
 
     def _in_the_way(self) -> list[str]:
         """Who holds the GPUs or the port and is not the unit's main process: a start fails for them whatever the files say.

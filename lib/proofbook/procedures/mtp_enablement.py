@@ -300,8 +300,8 @@ def decide(run: Run, applied: Applied, *findings: Findings) -> Decision:
 
 
 def _refused(applied: Applied) -> bool:
-    """Nothing was changed because nothing may be: asking whether it took effect would be asking for nothing."""
-    return applied.outcome == "nothing-to-do" and applied.plan.change == NotToBeMade.name
+    """Nothing may be changed, or it was taken back before: asking whether it took effect would be asking for nothing."""
+    return applied.outcome == "rolled-back" or (applied.outcome == "nothing-to-do" and applied.plan.change == NotToBeMade.name)
 
 
 def _failed(run: Run, *findings: Findings) -> bool:
