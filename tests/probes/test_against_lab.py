@@ -121,7 +121,8 @@ def test_no_probe_is_forgotten_here(answers: Answers) -> None:
 
 
 def test_where_the_gpus_hang_and_what_decides_over_peers_is_known_whole(answers: Answers) -> None:
-    topology, config = answers[Topology()].value, answers[PeerConfig()].value
+    topology: Any = answers[Topology()].value
+    config: Any = answers[PeerConfig()].value
     assert (len(topology.gpus), len(topology.links), topology.problems) == (4, 12, {})
     assert topology.upstream["0000:41:00.0"] == ("0000:40:01.1",)
     assert topology.bar1_mib.keys() == topology.framebuffer_mib.keys() == topology.limit_gbps.keys() == set(topology.gpus)
