@@ -306,6 +306,34 @@ def test_the_guard_fires_when_its_time_is_up_and_not_before(in_each_shell: Chang
     assert change.do("status").outcome == "fired"
 
 
+def test_a_guard_of_files_that_only_a_boot_undoes_reboots_when_its_time_is_up(in_each_shell: Change) -> None:
+    change = in_each_shell
+    change.guard = Guard(RUN, "reboot.target")
+    change.until("install")
+    change.root.uptime(1599)
+    change.root.due(RUN)
+    assert "reboot" not in change.root.calls()
+    change.root.boot("22222222-2222-2222-2222-222222222222", uptime=30.0)
+    change.root.wall(601)
+    change.root.due(RUN)
+    assert (change.is_now(), change.units()) == ("old", [])
+    said = change.root.calls()
+    assert said.count("reboot") == 1 and said[-1] == "reboot", "after everything else: it may be the last thing that is done"
+    change.root.due(RUN)
+    assert "reboot" not in change.root.calls()
+    assert change.do("status").outcome == "fired"
+
+
+def test_who_takes_such_files_back_by_hand_sees_to_the_reboot_himself(change: Change) -> None:
+    change.guard = Guard(RUN, "reboot.target")
+    change.until("install")
+    change.root.calls()
+    assert change.do("fire").state == "fired"
+    said = change.root.calls()
+    assert change.is_now() == "old"
+    assert not [call for call in said if "reboot" in call.split() or call.startswith(("restart", "start", "stop reboot"))]
+
+
 @pytest.mark.parametrize("shift_s", [-7200, 7200])
 def test_a_step_of_the_clock_neither_hurries_nor_delays_it(change: Change, shift_s: int) -> None:
     change.until("install")
