@@ -178,7 +178,7 @@ def saw(run: Run, start: Start, applied: Applied) -> Trial:
     if _not_made(applied):
         return Trial(False, why_not="the experiment was not made: it was not fit to be", made=False)
     if applied.outcome != "done":
-        return Trial(False)
+        return Trial(False, why_not="" if applied.facts.get("went_down") else applied.summary)
     run.note(
         "No reset of a GPU was tried in boot A: a function-level reset can leave such a GPU dead until a power cycle, "
         "so whether one would clear a refusal is not known.",

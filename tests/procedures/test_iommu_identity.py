@@ -1,0 +1,83 @@
+"""What the identity experiment takes, refuses, and says at its gate; a stored plan is enough to take it back."""
+
+from __future__ import annotations
+
+import pytest
+
+from proofbook import changes, procedures
+from proofbook.changes.iommu_identity import IommuIdentity
+from proofbook.checks.identity.rule import Before, GpuBoot
+from proofbook.errors import BadParameter
+from proofbook.inventory import HostSpec
+from proofbook.model import Identity, Seen
+from proofbook.remote.iommu_identity import PATHS
+
+ONE, TWO = "0000:01:00.0", "0000:41:00.0"
+BEFORE = Before((GpuBoot(ONE, "DMA-FQ", "nvidia", True), GpuBoot(TWO, "DMA", "nvidia", False)), {})
+HOST = Identity("gpu01", "gpu01", "4f" * 16, "a1" * 16, "ssh-ed25519 SHA256:x", "root", 0, "6.17")
+PROCEDURE = procedures.load("iommu-identity-experiment")
+
+
+@pytest.mark.parametrize("gpus", ["", "all", "node:0", "0000:01:00.0", "01:00.0, 0000:41:00.0"])
+def test_which_gpus_may_be_named(gpus: str) -> None:
+    assert PROCEDURE.validate({"host": "gpu01", "gpus": gpus}).gpus == gpus
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("gpus", "first"),
+        ("gpus", "node:"),
+        ("gpus", "0000:zz:00.0"),
+        ("guard_minutes", 30.0),
+        ("approved", "yes"),
+        ("settle_minutes", -1.0),
+    ],
+)
+def test_what_is_not_usable_is_refused(name: str, value: object) -> None:
+    with pytest.raises(BadParameter, match=f"{name}="):
+        PROCEDURE.validate({"host": "gpu01", name: value})
+
+
+def test_what_does_not_fit_the_host_is_refused() -> None:
+    with pytest.raises(BadParameter, match="no kernel of its own"):
+        PROCEDURE.accepts(PROCEDURE.validate({"host": "llm-two"}), HostSpec(name="llm-two", runs_on="gpu01"))
+    with pytest.raises(BadParameter, match="without approver"):
+        PROCEDURE.accepts(PROCEDURE.validate({"host": "gpu01", "approved": "sha256:" + "0" * 64}), HostSpec(name="gpu01"))
+
+
+def test_the_console_is_not_confirmed_unless_somebody_says_so() -> None:
+    assert PROCEDURE.validate({"host": "gpu01"}).console_confirmed is False
+
+
+def test_the_lease_outlives_the_guard_and_both_boots() -> None:
+    parameters = PROCEDURE.validate({"host": "gpu01"})
+    assert PROCEDURE.lease_s(parameters) > parameters.guard_minutes * 60 + 2 * 1800
+
+
+def test_a_plan_says_every_file_both_boots_and_who_is_the_control() -> None:
+    plan = IommuIdentity((ONE,), BEFORE).plan(Seen(), HOST)
+    assert all(path in plan.diff for path in PATHS)
+    assert sum("reboot" in action.argv for action in (*plan.actions, *plan.undo)) == 2
+    assert any(f"treated: {ONE}; control: {TWO}" in fact for fact in plan.facts)
+    assert any("power cycle" in text for text in plan.cannot_undo)
+
+
+def test_the_approval_is_of_the_gpus_the_guard_and_what_was_found() -> None:
+    digests = {
+        change.plan(Seen(), HOST).digest
+        for change in (
+            IommuIdentity((ONE,), BEFORE),
+            IommuIdentity((TWO,), BEFORE),
+            IommuIdentity((ONE,), BEFORE, guard_minutes=120.0),
+            IommuIdentity((ONE,), Before(BEFORE.gpus[:1])),
+        )
+    }
+    assert len(digests) == 4
+
+
+def test_a_stored_plan_is_enough_to_take_it_back() -> None:
+    change = changes.acting(IommuIdentity((ONE,), BEFORE, 120.0).plan(Seen(), HOST))
+    assert isinstance(change, IommuIdentity)
+    assert (change.treated, change.guard_minutes) == ((ONE,), 120.0)
+    assert [(g.pci, g.iommu_type, g.started) for g in change.before.gpus] == [(ONE, "DMA-FQ", True), (TWO, "DMA", False)]
