@@ -168,9 +168,7 @@ def _boots(answer: Result) -> tuple[Boot, ...]:
     if "insufficient permissions" in answer.error_text or "No journal files were found" in answer.error_text:
         raise CannotTell(f"the journal's boots cannot be listed: {said(answer)}")
     if "not seeing messages from other users" in answer.error_text:
-        raise CannotTell(
-            "of the journal's boots this login sees its own entries alone (groups adm, systemd-journal)"
-        )
+        raise CannotTell("of the journal's boots this login sees its own entries alone (groups adm, systemd-journal)")
     boots = []
     for line in text_of(answer).splitlines():
         if found := _BOOT.match(line):
