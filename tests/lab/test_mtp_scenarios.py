@@ -39,7 +39,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     "mtp-slow-start": (HEALTH + "; true", r"^000"),
     "mtp-crash-loop": (SHOW + "NRestarts,ActiveState", r"NRestarts=[1-9]"),
     "mtp-env-line-lost": (SHOW + "Environment", r"^Environment=HF_HUB_OFFLINE=1\n$"),
-    "mtp-continuation-blank": (LOG, r"error: unrecognized arguments: \\\n"),
+    "mtp-continuation-blank": (IN + f"systemctl cat {UNIT}", r"--disable-custom-all-reduce \\ \n"),
     "mtp-p2p-hang": (SHOW + "ActiveState; " + HEALTH, r"ActiveState=active\n000"),
     "mtp-journal-suppressed": (LOG.replace("-u " + UNIT, "-b 0"), rf"Suppressed \d+ messages from {UNIT}"),
 }

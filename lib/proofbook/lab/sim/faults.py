@@ -225,6 +225,13 @@ def _nic_fault(life: Life, p: Parameters) -> None:
         life.at(life.now + p["after_s"] + 0.0001 * i, "kernel", line.priority, line.text)
 
 
+def _edited(life: Life, p: Parameters) -> None:
+    """Somebody edits a file while everything runs, and leaves it at that: no reload, no restart."""
+    if life.machine.boot.number < 1:
+        return  # the boot before the present one is history, and the present one began with the file as it was
+    life.at(life.now + p["after_s"], "edited", p.get("container", ""), p["path"], p["text"])
+
+
 def _missed(life: Life, p: Parameters) -> None:
     life.at(life.now + p["after_s"], "missed", p["count"])
 
@@ -238,6 +245,7 @@ _AFTER_POWER_ON: dict[str, Callable[[Life, Parameters], None]] = {
     "gpu-lost": _gpu_lost,
     "page-faults": _page_faults,
     "nic-fault": _nic_fault,
+    "edited-by-hand": _edited,
     "kernel-messages-missed": _missed,
     "journal-rotated": _rotated,
 }

@@ -194,6 +194,10 @@ class Life:
             },
         )
 
+    def on_edited(self, name: str, path: str, text: str) -> None:
+        """Somebody writes a file of a userland."""
+        units.write(self.machine.system(name), path, text, mtime=self.now)
+
     def on_missed(self, count: int) -> None:
         """The ring buffer overran under a flood: ``count`` lines were overwritten before journald could read them.
 
