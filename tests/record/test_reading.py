@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import shutil
 import tarfile
@@ -97,6 +98,12 @@ def test_a_changed_file_is_told(runs: tuple[Reading, Reading, Reading], tmp_path
     copy = open_archive(own).read(runs[0].record.run_id)
     (copy.folder / "record.md").write_text("all is well")
     assert repr(copy.seal).splitlines() == ["NOT as it was sealed:", "  - record.md: changed since the seal"]
+
+
+def test_a_record_outlives_the_shelf_that_it_came_from(runs: tuple[Reading, Reading, Reading]) -> None:
+    reading = open_archive(EXAMPLE).read(runs[0].record.run_id)
+    gc.collect()
+    assert repr(reading.seal).startswith("Unchanged since it was sealed")
 
 
 def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:

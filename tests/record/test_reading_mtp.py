@@ -42,6 +42,7 @@ def test_the_example_verifies_and_tells_its_story(each: tuple[Trial, ...]) -> No
     ]
     for trial in each:
         assert repr(trial.reading.seal).startswith("Unchanged since it was sealed")
+        assert f"{trial.name}  {trial.record.host}" in repr(Trials([trial]).seals)
     assert "no draft is accepted" in repr(each[2].reading.decisions)
 
 
@@ -130,6 +131,11 @@ def test_a_start_that_died_keeps_its_prediction_and_the_number_that_was_wrong(ea
     assert rows["does it come up?"][:2] == ("yes", "no")
     assert float(rows["weights of the model, GiB"][2]) > 5
     assert rows["requests at once"][1:] == ("not said", "")
+
+
+def test_what_decides_the_memory_is_that_of_the_new_start(each: tuple[Trial, ...]) -> None:
+    told = [line.split("  ")[0] + ":" + line.split()[-1] for line in repr(each[1].memory.asked).splitlines()]
+    assert {"release:0.5.13", "--mem-fraction-static:0.85", "draft tokens of a verify step:6"} <= set(told)
 
 
 def test_gb_and_gib_stand_beside_one_another(each: tuple[Trial, ...]) -> None:

@@ -45,7 +45,8 @@ _LONG = 100
 def open_archive(path: str | Path) -> Shelf:
     """Open an ``outputs/`` folder, or a tar of one that somebody sent. Raises RecordError when it is neither.
 
-    A tar is unpacked into a temporary folder that goes with the Shelf; nothing in it can reach outside of that folder.
+    A tar is unpacked into a temporary folder that goes with the Shelf and its last Reading; nothing in it can reach outside
+    of that folder.
     """
     where = Path(path).expanduser()
     if (where / "runs").is_dir():
@@ -93,14 +94,17 @@ class Shelf:
         folder = self.archive.folder_of(run_id)
         if folder is None:
             raise NoSuchRun(f"there is no run {run!r} in {self._name}")
-        return Reading(self.archive, folder, self.archive.load(run_id))
+        return Reading(self.archive, folder, self.archive.load(run_id), self._holds)
 
 
 class Reading:
     """One record, opened for reading."""
 
-    def __init__(self, archive: Archive, folder: Path, record: RunRecord) -> None:
+    def __init__(
+        self, archive: Archive, folder: Path, record: RunRecord, holds: tempfile.TemporaryDirectory[str] | None = None
+    ) -> None:
         self._archive = archive
+        self._holds = holds  # whoever keeps a Reading and drops its Shelf keeps the files too
         self.folder = folder
         self.record = record
 

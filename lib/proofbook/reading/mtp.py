@@ -155,6 +155,11 @@ class Trials:
         return found
 
     @property
+    def seals(self) -> Shown:
+        """Whether each record is as it was sealed."""
+        return table(("change", "on", "seal"), [(t.name, t.record.host, str(t.reading.seal)) for t in self.runs])
+
+    @property
     def decided(self) -> Shown:
         """What was decided of each, and why."""
         rows = [(t.name, t.decision["rung"], t.decision["because"]) for t in self.runs if t.decision]
@@ -382,6 +387,22 @@ class Memory:
     def budget(self, **other: Any) -> Budget:
         """The arithmetic for :meth:`wish`."""
         return budget(self.shape, self.wish(**other), free=self.free, weights=self.weights)
+
+    @property
+    def asked(self) -> Shown:
+        """What decides the memory, as the arguments of the start with speculation say it."""
+        wish = self.wish()
+        rows = [
+            ("release", ".".join(str(part) for part in wish.version)),
+            ("--mem-fraction-static", wish.fraction),
+            ("draft tokens of a verify step", wish.draft_tokens or "no speculation"),
+            ("requests at once, as resolved", wish.running),
+            ("strategy of the state cache", wish.strategy),
+            ("GPUs that share the model", self.tp),
+            ("free before loading, GiB a rank", self.free),
+            ("weights of the model, GiB a rank", self.weights),
+        ]
+        return table(("what", "value"), rows, note="The last two are from the log of the start before the change.")
 
     @property
     def units(self) -> Shown:
