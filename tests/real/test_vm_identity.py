@@ -13,6 +13,7 @@ import pytest
 
 from proofbook import launch
 from proofbook.changes.guard import FileChange, Guard
+from proofbook.errors import LabError
 from proofbook.lab.real import debian, topology
 from proofbook.lab.sim import fault_lines
 from proofbook.probes.boot import Machine as MachineProbe
@@ -73,13 +74,17 @@ def reboot(machine: VirtualMachine) -> None:
 
 
 def another_boot(machine: VirtualMachine, before: str) -> None:
+    """Wait for it. WHY through await_ssh: logging in again and again starves a machine that is starting under emulation."""
+
     def came() -> bool:
         try:
-            return bool(boot_id(machine) != before)
-        except Exception:  # it is down, or half up
-            return False
+            machine.vm.await_ssh()
+        except LabError:
+            return False  # between two lives of its emulator
+        said = machine.sh("cat /proc/sys/kernel/random/boot_id", check=False).replace("-", "")
+        return said not in ("", before)
 
-    until(came, "it is in another boot", 300)
+    until(came, "it is in another boot", 600)
     machine.booted()
 
 
