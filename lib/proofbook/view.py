@@ -758,7 +758,10 @@ def p2p_pairs_chart(value: Mapping[str, Any], *, title: str = "What is claimed o
     _matrix_axes(left, gpus, "claimed (nvidia-smi topo -p2p)")
     _matrix_axes(right, gpus, f"shown\n{legend}")
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    words = [title, f"claimed for all but {denied} pairs" if claims else "nothing is known of what is claimed"]
+    words = [
+        title,
+        f"claimed for all but {denied} of {len(states)} ordered pairs" if claims else "nothing is known of what is claimed",
+    ]
     words += [f"{state}: {n} of {len(states)} ordered pairs" for state, n in counts.items()]
     words += [f"{len(faulted)} of them with a fault of the pair in the kernel's log"] if faulted else []
     words += [f"{a} to {b}: {state}" for (a, b), state in states.items() if state != "verified"][:60]

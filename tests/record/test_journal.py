@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofbook.errors import DiskFull, RecordError, Sealed
-from proofbook.journal import GENESIS, JOURNAL, MANIFEST, Journal, Writer, parse_journal, read_journal
-from proofbook.model import Verdict
+from proofbook.journal import GENESIS, JOURNAL, MANIFEST, Journal, Writer, parse_journal, plain, read_journal
+from proofbook.model import Finding, Verdict
 from proofbook.redact import Redactor
 
 AT = datetime(2026, 11, 29, 11, 15, 44, 5000, tzinfo=UTC)
@@ -230,3 +230,12 @@ def test_what_was_written_is_told(writer: Writer) -> None:
     assert on_disk == b"A=1\0API_KEY=[redacted:API_KEY]\0"
     assert (written.size, written.redactions) == (len(on_disk), 1)
     assert writer.redactor.ledger == {"variable": {"evidence/e1.out": 1}}
+
+
+def test_a_pair_as_a_key_becomes_its_words() -> None:
+    found = Finding("a", Verdict.PASS, "fine", observed={("0000:01:00.0", "0000:41:00.0"): {"OK"}})
+    said = plain({"value": found, "at": AT})
+    assert said["value"]["observed"] == {"0000:01:00.0 0000:41:00.0": ["OK"]}
+    assert (said["value"]["verdict"], said["at"]) == ("PASS", plain(AT))
+    with pytest.raises((TypeError, NotImplementedError)):
+        plain({"value": object()})
