@@ -458,7 +458,7 @@ class _Builder:
 
     def _on_decision(self, ts: str, data: Mapping[str, Any]) -> None:
         self.lists["decisions"].append({**data, "ts": ts})
-        self._mark(ts, "gate", f"Decision: {'keep' if data['keep'] else 'take back'} ({data['rung']}): {data['because']}")
+        self._mark(ts, "gate", f"Decision: {_decided(data)} ({data['rung']}): {data['because']}")
 
     def _on_plan(self, ts: str, data: Mapping[str, Any]) -> None:
         self.lists["plans"].append({**data, "ts": ts, "gates": [], "acts": [], "applied": None})
@@ -542,6 +542,11 @@ class _Builder:
         self._mark(ts, "run", f"Run closed: {data['status']}, {data['verdict']}")
 
 
+def _decided(data: Mapping[str, Any]) -> str:
+    """A decision in words; where nothing was changed there is nothing to keep or to take back."""
+    return "nothing was changed" if not data.get("acted", True) else ("keep" if data["keep"] else "take back")
+
+
 def _first_line(text: str) -> str:
     return text.strip().splitlines()[0] if text.strip() else ""
 
@@ -604,6 +609,7 @@ def _environment() -> Any:
         "prose": _prose,
         "argv": _argv_text,
         "first_line": _first_line,
+        "decided": _decided,
     }
     environment.filters.update(filters)
     environment.tests["changed"] = _changed
@@ -931,7 +937,7 @@ def _spoken(event: str, data: Mapping[str, Any]) -> str:
         case "act.outcome":
             return f"act {data['act']} came out {data['outcome']} {data.get('note', '')}".rstrip()
         case "decision":
-            return f"decision: {'keep' if data['keep'] else 'take back'} ({data['rung']}): {data['because']}"
+            return f"decision: {_decided(data)} ({data['rung']}): {data['because']}"
         case "measurement":
             problems = "".join(f"\n  problem: {problem}" for problem in data.get("problems") or ())
             return f"measured: {data['title']}{problems}"

@@ -244,6 +244,7 @@ class Run:
         self._unconfirmed: Applied | None = None
         self._came_to = RunStatus.COMPLETED
         self._decision: Decision | None = None
+        self._decided_on_nothing = False
         self._settled = ""  # how an approved change was found to have ended before this run came to act
         self._done: dict[tuple[str, str], Any] = {}
         self._steps = 0
@@ -755,10 +756,13 @@ class Run:
 
     def _confirm(self, applied: Applied, decision: Decision) -> Applied:
         plan = applied.plan
-        if applied.outcome in ("nothing-to-do", "rolled-back"):
+        if applied.outcome == "rolled-back":  # found so by a run that went on with it: nothing is left to decide
             return applied
-        self._decision = decision
-        self._say("decision", {**msgspec.to_builtins(decision), "digest": plan.digest}, durable=True)
+        acted = applied.outcome != "nothing-to-do"
+        self._decision, self._decided_on_nothing = decision, not acted
+        self._say("decision", {**msgspec.to_builtins(decision), "digest": plan.digest, "acted": acted}, durable=True)
+        if not acted:
+            return applied
         change, hands = self._changes[plan.digest], _RunHands(self, plan)
         if decision.keep:
             self.host.reopen()
@@ -907,6 +911,7 @@ class Run:
         told = ", ".join(f"{n} {v}" for v, n in counts.items() if n)
         if self._decision is not None:
             kept = "Kept" if self._decision.keep else "Put back as planned"
+            kept = "Nothing was changed" if self._decided_on_nothing else kept
             done = {RunStatus.ROLLED_BACK: "Taken back", RunStatus.ROLLBACK_FAILED: "COULD NOT BE TAKEN BACK"}.get(status, kept)
             return f"{done} ({self._decision.rung}): {self._decision.because} ({told})."
         if self._settled:

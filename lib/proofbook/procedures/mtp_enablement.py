@@ -309,7 +309,7 @@ def _failed(run: Run, *findings: Findings) -> bool:
 
 
 def _left_out(run: Run, what: str, why: str) -> None:
-    run.note(f"{what} was not measured: {why}.", kind="not-verified", title=what)
+    run.note(f"{what}: not measured, since {why}.", kind="not-verified", title=what)
 
 
 __all__ = [
