@@ -93,10 +93,17 @@ def test_speculation_that_is_off_makes_no_verification_steps() -> None:
     assert worst_of(judged(SpeculationWasUsed(measurement(with_case("greedy", completed=0))))) == "UNKNOWN"
 
 
+def test_an_answer_that_never_came_is_no_wrong_answer() -> None:
+    cut = with_case("structured", completed=0, expect=[{"what": "all were answered", "held": False, "reason": "0 of 3"}])
+    findings = judged(AnswersAreRight(measurement(cut)))
+    assert not [f for f in findings if f.verdict == "FAIL"]
+    assert "not judged, since not all of it was answered" in said(findings)
+
+
 def test_wrong_answers() -> None:
     lost = with_case("structured", expect=[{"what": "is JSON of the wanted form", "held": False, "reason": "it ends early"}])
     findings = judged(AnswersAreRight(measurement(lost)))
-    assert "JSON: it does not hold that it is JSON of the wanted form (it ends early)" in said(findings)
+    assert "JSON: expected, and not so: is JSON of the wanted form (it ends early)" in said(findings)
     parted = {
         **control(),
         "agreement": [{"prompt": "math", "must_agree": True, "same": False, "reason": "parts at token 3 of 200"}],

@@ -166,10 +166,18 @@ class AnswersAreRight(_OfControl):
         found = []
         for case in self.value.get("cases", ()):
             for expect in case.get("expect", ()):
-                if expect.get("held") is False:
+                if expect.get("held") is False and case.get("completed", 0) < case.get("asked", 0):
+                    # WHY: what never came is no wrong answer; that the server did not live through it is said by its own check
+                    found.append(
+                        self.not_checked(
+                            f"{case.get('title') or case['case']}: not judged, since not all of it was answered: {_said(expect)}",
+                            **self.about(),
+                        )
+                    )
+                elif expect.get("held") is False:
                     found.append(
                         self.failed(
-                            f"{case.get('title') or case['case']}: it does not hold that it {_said(expect)}",
+                            f"{case.get('title') or case['case']}: expected, and not so: {_said(expect)}",
                             action=Suggested.ROLL_BACK,
                             what_to_do="Take it back: speculation must not change what is answered.",
                             **self.about(observed=case["case"]),

@@ -1,0 +1,69 @@
+"""MTP enablement on every scenario that is about it: the right rung of the ladder, kept or taken back."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proofbook import notebook
+from proofbook.archive import Archive
+from proofbook.errors import ProofbookError
+from proofbook.lab.sim import client
+from proofbook.launch import runbook_file
+from proofbook.record import RunRecord
+
+RUNBOOK = "mtp-enablement"
+EXPECTED = {i.scenario: i.as_json()["runbooks"][RUNBOOK] for i in client.scenarios() if RUNBOOK in i.runbooks}
+#: One concurrency and a short window: what the scenarios are about shows there too, but for those that are about just that.
+QUICK: dict[str, Any] = {"concurrency": "1", "stability_minutes": 2.0}
+OWN: dict[str, dict[str, Any]] = {
+    "mtp-gain-only-low-concurrency": {"concurrency": "1,8"},
+    "mtp-crash-after-minutes": {"stability_minutes": 10.0},
+}
+
+
+def play(scenario: str, outputs: Path) -> RunRecord:
+    """The notebook's cells in this process; the gate is opened as by a person who read the plan in the cell before."""
+    client.reset(scenario)
+    cells = [c for c in json.loads(runbook_file(RUNBOOK).read_text())["cells"] if c["cell_type"] == "code"]
+    given = {
+        **QUICK,
+        **OWN.get(scenario, {}),
+        **EXPECTED[scenario]["parameters"],
+        "host": f"lab:{scenario}",
+        "approver": "tester",
+    }
+    names: dict[str, Any] = {"__name__": "__main__"}
+    notebook._current.clear()
+    os.environ["PROOFBOOK_OUTPUTS"] = str(outputs)
+    try:
+        for source in ["".join(c["source"]) for c in cells]:
+            exec(compile(source, RUNBOOK, "exec"), names)
+            if source.startswith("# parameters"):
+                names |= given
+            if "run.plan(" in source:
+                names["approved"] = names["plan"].digest
+    except ProofbookError:
+        pass  # what it came to is in the record
+    finally:
+        del os.environ["PROOFBOOK_OUTPUTS"]
+    (only,) = Archive(outputs).runs()
+    return Archive(outputs).load(only.run_id)
+
+
+@pytest.mark.lab
+@pytest.mark.runbook
+@pytest.mark.parametrize("scenario", EXPECTED)
+def test_scenario(scenario: str, lab: Path, outputs: Path) -> None:
+    right = EXPECTED[scenario]
+    record = play(scenario, outputs)
+    rung = record.decisions[-1]["rung"] if record.decisions else ""
+    came = {"verdict": record.verdict, "status": record.status, "exit_code": record.exit_code, "rung": rung}
+    assert came == {k: right.get(k, "") for k in came}, record.summary
+    assert Archive(outputs).verify(record.run_id) == []
+    assert client.unknown_commands(scenario) == []
+    client.stop(scenario)
