@@ -240,8 +240,11 @@ def follow_start(
     before: str,
     patience_s: float,
     tell: Tell,
+    restarts: int = 0,
 ) -> Followed:
     """Follow the start of a unit by the journal of its own invocation. ``before``: the invocation that was there earlier.
+
+    ``restarts``: how many automatic restarts there were before it, which do not count against it.
 
     Ready is when its log says so, or where the log cannot (it goes elsewhere, lines were suppressed), when its address
     answers 200 from the main process itself, twice in a row. An automatic restart ends it: what died once dies again.
@@ -254,7 +257,7 @@ def follow_start(
         _take_in(seen, service, container, watch, reader, before)
         for sentence in reader.news(watch.story):
             tell(sentence)
-        ended = _ended(watch, before, passed, patience_s)
+        ended = _ended(watch, restarts, passed, patience_s)
         if ended is not None:
             outcome, why, by = ended
             if outcome != "ready":
@@ -320,7 +323,7 @@ def _port_answers(seen: Seen, service: ServiceSpec, container: ContainerSpec | N
 
 
 def _ended(
-    watch: _Watch, before: str, passed: float, patience_s: float
+    watch: _Watch, restarts: int, passed: float, patience_s: float
 ) -> tuple[Literal["ready", "died", "restarting", "late", "replaced"], str, str] | None:
     unit = watch.unit
     if watch.story.start is not None and watch.story.start.ready and unit is not None and unit.active == "active":
@@ -330,7 +333,7 @@ def _ended(
         return "ready", "", "its port"
     if unit is not None and watch.invocation:
         ended = f"; its process {unit.exit_code} with {unit.exit_status}" if unit.exit_code else ""
-        if unit.sub.startswith("auto-restart") or unit.n_restarts:
+        if unit.sub.startswith("auto-restart") or (unit.n_restarts or 0) > restarts:
             return (
                 "restarting",
                 f"it ended {passed:.0f} s after the start and systemd starts it again (result {unit.result}{ended})",

@@ -40,6 +40,8 @@ _STOP_S = 90.0
 _STOP_MARGIN_S = 60.0
 #: A unit without a limit to its stop drains for as long as the longest request; somebody must end the waiting.
 _STOP_AT_MOST_S = 1800.0
+#: Automatic restarts of the old server that are waited for when a change is taken back.
+_TRIES_BACK = 4
 
 
 def argv_digest(argv: Sequence[str]) -> str:
@@ -571,7 +573,7 @@ class _Acting:
         reason = f"a process that was not there before holds a GPU: {'; '.join(new[:4])}"
         return self._applied("failed", f"{self.service.spec} was not started: {reason}", why=reason, leftovers=new)
 
-    def _follow(self, before: str) -> Followed:
+    def _follow(self, before: str, restarts: int = 0) -> Followed:
         followed = follow_start(
             self.hands,
             self.service,
@@ -579,8 +581,22 @@ class _Acting:
             before=before,
             patience_s=float(self.settings["ready_s"]),
             tell=self.tell,
+            restarts=restarts,
         )
         self.facts |= followed.facts()
+        return followed
+
+    def _follow_back(self) -> Followed:
+        """Follow the old server's start, and the automatic restarts behind it.
+
+        WHY here and not forwards: the old configuration served before. What was in the way of the new one (a process that
+        still held a GPU, or the port) may be in its way too, and gone at the next try.
+        """
+        followed, tries = self._follow(""), 0
+        while followed.outcome == "restarting" and tries < _TRIES_BACK:
+            tries += 1
+            self.tell(f"the old server did not come up ({followed.why[:200]}); following the restart that systemd makes")
+            followed = self._follow(followed.invocation, tries)
         return followed
 
     def confirm(self) -> Applied:
@@ -633,7 +649,7 @@ class _Acting:
             return self._by_hand("systemd has not read the old files again")
         self.facts["files"] = {f["path"]: f["old_sha256"] or "absent" for f in self.settings["files"]}
         strange = self._by_others(now)
-        followed = self._follow("")
+        followed = self._follow_back()
         if not followed.ready:
             also = f"; others changed its files meanwhile: {', '.join(strange)}" if strange else ""
             return self._by_hand(f"the old files are back, but {self.service.spec} does not serve{also}: {followed.why}")
