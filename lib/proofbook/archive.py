@@ -445,6 +445,16 @@ def _retold(folder: Path, record: RunRecord) -> Iterator[str]:
         yield f"record.json: not what the journal says ({', '.join(differs)})"
 
 
+def _half_done(record: RunRecord) -> str:
+    """What a person must know of a change that nobody ended: it may stand, half stand, or be taken back by its guard."""
+    begun = [p for p in record.plans if p.get("undo") and p["acts"] and (p["applied"] or {}).get("outcome") != "confirmed"]
+    if not begun or record.closed_at:
+        return ""
+    run = str(record.parameters.get("run") or record.run_id)  # a taking back is said again for the run that it takes back
+    on = "" if run != record.run_id else f"`proofbook resume {run}` goes on with it, "
+    return f". The change was begun and not ended: {on}`proofbook rollback {run}` undoes it now"
+
+
 def _close_lost(folder: Path) -> str:
     """Finish what a dead runner left; "" when there is nothing in it that could be told."""
     if (folder / MANIFEST).exists():  # it died between its manifest and its rename
@@ -465,11 +475,13 @@ def _close_lost(folder: Path) -> str:
         render(folder, writer=writer, final=True)
         seal(folder, writer.redactor)
         return so_far.run_id
-    journal = Journal(writer, so_far.run_id, lambda: datetime.now(UTC))
+    # WHY: the machine's clock, by which the run wrote, may be ahead of ours; no record ends before its last line.
+    last_at = datetime.fromisoformat(so_far.last_at)
+    journal = Journal(writer, so_far.run_id, lambda: max(datetime.now(UTC), last_at))
     if not so_far.closed_at:
         verdict = worst([*(Verdict(f["verdict"]) for f in so_far.findings), Verdict.UNKNOWN])
         last = so_far.timeline[-1]["text"] if so_far.timeline else "nothing"
-        summary = f"The runner died at or after {so_far.last_at}; the last that it wrote was: {last}"
+        summary = f"The runner died at or after {so_far.last_at}; the last that it wrote was: {last}{_half_done(so_far)}"
         closing = {
             "status": RunStatus.LOST,
             "verdict": verdict,

@@ -302,8 +302,11 @@ def _outcome(book: archive.Archive, run_id: str, runbook: str, host: str, execut
         )
     found = book.load(run_id)
     message = _what_went_wrong(found) or ("" if found.status == RunStatus.COMPLETED else trouble)
+    if found.status == RunStatus.LOST:
+        message = f"{found.summary}\n{Redactor().text(trouble, 'message')}".strip()
     if found.trouble == LEFT_OPEN and trouble:
-        message = Redactor().text(trouble, "message")  # what a cell raised outside of a verb: the run itself never saw it
+        # what a cell raised outside of a verb: the run itself never saw it
+        message = _what_went_wrong(found).replace(LEFT_OPEN, Redactor().text(trouble, "message"), 1)
     if folder.name.endswith(QUARANTINE):
         return _quarantined(found, runbook, host, folder)
     if copy:

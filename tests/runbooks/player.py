@@ -2,7 +2,7 @@
 
 It reads requests, one JSON object a line, and answers each with one. Everything is imported once, and each request is
 played by a fork of this process: launcher and kernel in one, so that its death is the death of both. Of a launch only
-papermill is left out.
+papermill is left out, and the renderings of the record.
 
 ``{"verb": "run" | "resume" | "rollback", "outputs": folder, "run": …, "parameters": {…}, "approve": name, "plain": bool,
 "at": {…}}``. ``approve``: who reads the plan at the gate and lets it through; without it a run stops there. ``plain``: the
@@ -31,7 +31,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
-from proofbook import journal, launch, notebook, record, recover
+from proofbook import journal, launch, record, recover, signatures
+from proofbook import notebook as kernel
 from proofbook.errors import ProofbookError
 from proofbook.inventory import load_inventory
 from proofbook.journal import Journal
@@ -54,11 +55,11 @@ def play(cells_of: Path, parameters: Mapping[str, Any]) -> str:
     return ""
 
 
-def execute(cells_of: Path, parameters: dict[str, Any], _run_id: str) -> tuple[str, str]:
+def execute(notebook: Path, parameters: dict[str, Any], run_id: str) -> tuple[str, str]:
     """Instead of papermill and a kernel: the same cells here, and what a kernel does with an open run when it ends."""
-    trouble = play(cells_of, parameters)
-    for run in notebook._current.values():
-        notebook._left_open(run)
+    trouble = play(notebook, parameters)
+    for run in kernel._current.values():
+        kernel._left_open(run)
     return "", trouble
 
 
@@ -160,13 +161,21 @@ class _Measured(Measure):
         return Measurement(self.name, self.title, "s", {}, {"by": os.getpid()}, datetime.now(UTC), 0.0)
 
 
+def without_renderings() -> None:
+    """The record for people costs more than the run itself, and it is looked at elsewhere; ``record.json`` stays."""
+    record._html = lambda *_: ""
+    record._notebook = lambda *_: {}
+    record.RunRecord.as_markdown = lambda *_: ""  # type: ignore[method-assign]
+
+
 def only_the_change() -> None:
     mtp.fit = lambda run: (_Asked(),)
     mtp.baseline = lambda run, ready: _Measured()
     mtp.effect = lambda run, applied: ()
-    mtp.control = mtp.stability = mtp.gain = lambda *_: None  # type: ignore[assignment]
-    mtp.decide = lambda run, applied, *findings: (  # type: ignore[assignment]
-        Decision(applied.outcome != "failed", "PASS" if applied.outcome != "failed" else "FAIL_START", applied.summary)
+    for left_out in ("control", "stability", "gain"):
+        setattr(mtp, left_out, lambda *_: None)
+    mtp.decide = lambda run, applied, *findings: Decision(
+        applied.outcome != "failed", "PASS" if applied.outcome != "failed" else "FAIL_START", applied.summary
     )
 
 
@@ -175,6 +184,7 @@ def only_the_change() -> None:
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     outputs = Path(request["outputs"])
+    without_renderings()
     if request.get("plain"):
         only_the_change()
     if request.get("approve"):
@@ -195,8 +205,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
 def warm_up() -> None:
     """What every run loads late is loaded once, before the forks."""
     load_inventory().resolve("lab:healthy")
-    for name in ("record.html.j2", "record.md.j2"):
-        record._environment().get_template(name)
+    signatures.load()
 
 
 def forked(request: Mapping[str, Any]) -> dict[str, Any]:
