@@ -447,9 +447,13 @@ def _retold(folder: Path, record: RunRecord) -> Iterator[str]:
 
 def _half_done(record: RunRecord) -> str:
     """What a person must know of a change that nobody ended: it may stand, half stand, or be taken back by its guard."""
-    begun = [p for p in record.plans if p.get("undo") and p["acts"] and (p["applied"] or {}).get("outcome") != "confirmed"]
-    if not begun or record.closed_at:
+    begun = [p for p in record.plans if p.get("undo") and p["acts"]]
+    if not begun:
         return ""
+    if all((p["applied"] or {}).get("outcome") == "confirmed" for p in begun):
+        return (
+            f". The change was kept, and the machine may still be held: `proofbook resume {record.run_id}` looks, and lets it go"
+        )
     run = str(record.parameters.get("run") or record.run_id)  # a taking back is said again for the run that it takes back
     on = "" if run != record.run_id else f"`proofbook resume {run}` goes on with it, "
     return f". The change was begun and not ended: {on}`proofbook rollback {run}` undoes it now"

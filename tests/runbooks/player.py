@@ -10,7 +10,7 @@ change itself is real, what is asked and measured around it is not, and it is ke
 
 ``at`` is a boundary: ``{"event": name, "nth": from 1, "when": "after" | "instead", "what": …}``. ``after``: when that line of
 the journal is on the disk; ``instead``: just before it would be written. ``what`` happens there: ``kill`` (SIGKILL of this
-process), ``interrupt`` (Ctrl-C), ``full`` (no space left for the record), ``pause`` (until the file ``go`` is in the outputs).
+process), ``interrupt`` (Ctrl-C), ``full`` (no space left for the record), ``cut`` (the next answer is lost with its connection), ``pause`` (until the file ``go`` is in the outputs).
 
 The answer is ``{"killed": bool, "outcome": {…} or null, "error": text}``.
 """
@@ -33,12 +33,13 @@ from typing import Any, ClassVar
 
 from proofbook import journal, launch, record, recover, signatures
 from proofbook import notebook as kernel
-from proofbook.errors import ProofbookError
+from proofbook.errors import ConnectionLost, ProofbookError
 from proofbook.inventory import load_inventory
 from proofbook.journal import Journal
-from proofbook.model import Check, Decision, Finding, Measure, Measurement, Plan, Probe, Seen
+from proofbook.model import Check, Command, Decision, Finding, Measure, Measurement, Plan, Probe, Result, Seen
 from proofbook.procedures import mtp_enablement as mtp
 from proofbook.run import PlanView, Run
+from proofbook.transports.ssh import SshTransport
 
 
 def play(cells_of: Path, parameters: Mapping[str, Any]) -> str:
@@ -109,6 +110,19 @@ def _full() -> None:
     Journal._write_whole = write_whole  # type: ignore[method-assign]
 
 
+def _cut() -> None:
+    """The next command is carried out on the machine, and its answer never comes."""
+    run = SshTransport.run
+
+    def unheard(self: SshTransport, command: Command) -> Result:
+        SshTransport.run = run  # type: ignore[method-assign]
+        run(self, command)
+        self.close()
+        raise ConnectionLost("the connection went away")
+
+    SshTransport.run = unheard  # type: ignore[method-assign]
+
+
 def _pause(outputs: Path) -> Callable[[], None]:
     def wait() -> None:
         (outputs / "waiting").touch()
@@ -120,7 +134,7 @@ def _pause(outputs: Path) -> Callable[[], None]:
 
 def at_boundary(about: Mapping[str, Any], outputs: Path) -> None:
     """Let something happen at one line of the journal that this process is about to write."""
-    happens = {"kill": _kill, "interrupt": _interrupt, "full": _full, "pause": _pause(outputs)}[about["what"]]
+    happens = {"kill": _kill, "interrupt": _interrupt, "full": _full, "cut": _cut, "pause": _pause(outputs)}[about["what"]]
     counted: Counter[str] = Counter()
     append = Journal.append
 

@@ -368,6 +368,22 @@ def test_interrupted_while_it_is_put_in_effect(players: Player, ends: Ends) -> N
     assert found(run).files == ends.old.files
 
 
+def test_the_answer_to_an_act_is_lost_with_the_connection(players: Player, ends: Ends) -> None:
+    at = {"event": "act.intent", "nth": 5, "when": "after", "what": "cut"}
+    lost = players.run(approve="alice", at=at)
+    run = lost["run_id"]
+    assert (lost["status"], lost["exit_code"]) == ("aborted", 7)
+    assert lost["message"].startswith("the connection went away")
+    assert f"`proofbook resume {run}` goes on with it" in lost["message"]
+    now = found(run)
+    assert (now.files, now.argv, now.guard.guarded) == (ends.new.files, ends.old.argv, True)
+    (unheard,) = [a for p in players.record(lost).plans for a in p["acts"] if a["outcome"] == "unknown"]
+    assert unheard["what"] == ACTS[4]
+    assert players.resume(run)["status"] == "completed"
+    now = found(run)
+    assert (now.files, now.argv, now.left) == (ends.new.files, ends.new.argv, [])
+
+
 def test_the_disk_of_the_runner_runs_full_before_an_act(players: Player, ends: Ends) -> None:
     at = {"event": "act.intent", "nth": 5, "when": "instead", "what": "full"}
     full = players.run(approve="alice", at=at)
