@@ -16,7 +16,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from proofbook.model import Plan
-from proofbook.record import Keeper, load_record
+from proofbook.record import Keeper, argv_text, load_record
 from proofbook.view import Shown, card, duration_text, table
 
 #: How often the gate asks again after something that is neither Enter nor the machine's name: a slip should not end the run.
@@ -211,7 +211,7 @@ class Screen:
             self._show(self._since)
 
     def _on_act_intent(self, data: Mapping[str, Any]) -> None:
-        self._on_progress({"text": f"{data['what']}: {' '.join(data['argv'])}"})
+        self._on_progress({"text": f"{data['what']}: {argv_text(data['argv'])}"})
 
     def _on_progress(self, data: Mapping[str, Any]) -> None:
         self._lines = [*self._lines, str(data["text"])][-LINES:] if self._keeps else [str(data["text"])]

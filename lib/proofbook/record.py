@@ -607,7 +607,7 @@ def _environment() -> Any:
         "size": _size_text,
         "md": _markdown_text,
         "prose": _prose,
-        "argv": _argv_text,
+        "argv": argv_text,
         "first_line": _first_line,
         "decided": _decided,
     }
@@ -639,7 +639,7 @@ def _prose(text: Any) -> Markup:
     return Markup(re.sub(r"`([^`\n]{1,300})`", r"<code>\1</code>", str(escape(text))))
 
 
-def _argv_text(argv: Sequence[str]) -> str:
+def argv_text(argv: Sequence[str]) -> str:
     """A command as a person would type it; programs given as text to ``sh -c`` are cut to their first line."""
     import shlex
 
@@ -933,7 +933,7 @@ def _spoken(event: str, data: Mapping[str, Any]) -> str:
         case "gate":
             return f"gate: {data['decision']} {data.get('approver', '')}".rstrip()
         case "act.intent":
-            return f"acting ({data['act']}): {data['what']}: {_argv_text(data['argv'])}"
+            return f"acting ({data['act']}): {data['what']}: {argv_text(data['argv'])}"
         case "act.outcome":
             return f"act {data['act']} came out {data['outcome']} {data.get('note', '')}".rstrip()
         case "decision":
@@ -950,7 +950,7 @@ def _spoken(event: str, data: Mapping[str, Any]) -> str:
 def _evidence_told(data: Mapping[str, Any], excerpts: _Excerpts) -> tuple[str, str]:
     """One command in a line, and what it printed (an excerpt of it, if that is long)."""
     ended = "no exit status" if data["exit_status"] is None else f"exit status {data['exit_status']}"
-    head = f"{data['id']} · {_argv_text(data['argv'])} · {ended} · {data['duration_s']:.3f} s"
+    head = f"{data['id']} · {argv_text(data['argv'])} · {ended} · {data['duration_s']:.3f} s"
     printed = []
     for stream in ("stdout", "stderr"):
         if data[f"{stream}_file"]:

@@ -36,7 +36,7 @@ def test_it_outlives_the_boot_in_which_it_was_armed(machine: VirtualMachine) -> 
     change = Change(machine)
     change.files = change.files[:1]
     before = machine.sh("cat /proc/sys/kernel/random/boot_id")
-    change.installed(20)
+    change.installed(150)  # long enough to be in place on a slow machine, and over soon after its boot
     machine.sh("systemctl reboot", check=False)
     machine.close()
     until(lambda: _boot_id(machine) not in ("", before), "the machine is back in another boot", 600)

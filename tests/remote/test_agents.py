@@ -64,7 +64,7 @@ COMMANDS = [
     command("sh", "-c", "printf 'a\\0b'; printf 'c\\377' >&2; exit 3"),
     command("sh", "-c", "kill -9 $$"),
     command("no-such-program"),
-    command("sh", "-c", "echo early; sleep 600", timeout_s=0.2),
+    command("sh", "-c", "echo early; sleep 600", timeout_s=1.0),
     command("sh", "-c", "echo $LC_ALL; pwd"),
 ]
 

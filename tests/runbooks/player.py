@@ -10,7 +10,8 @@ change itself is real, what is asked and measured around it is not, and it is ke
 
 ``at`` is a boundary: ``{"event": name, "nth": from 1, "when": "after" | "instead", "what": …}``. ``after``: when that line of
 the journal is on the disk; ``instead``: just before it would be written. ``what`` happens there: ``kill`` (SIGKILL of this
-process), ``interrupt`` (Ctrl-C), ``full`` (no space left for the record), ``cut`` (the next answer is lost with its connection), ``pause`` (until the file ``go`` is in the outputs).
+process), ``interrupt`` (Ctrl-C), ``full`` (no space left for the record), ``cut`` (the next answer is lost with its
+connection), ``pause`` (until the file ``go`` is in the outputs).
 
 The answer is ``{"killed": bool, "outcome": {…} or null, "error": text}``.
 """

@@ -17,7 +17,7 @@ from proofbook.transports.ssh import SshTransport
 SSHD = "/usr/sbin/sshd"
 
 
-def wait_until(true: Callable[[], bool], what: str, limit_s: float = 15.0) -> None:
+def wait_until(true: Callable[[], bool], what: str, limit_s: float = 60.0) -> None:
     end = time.monotonic() + limit_s
     while not true():
         assert time.monotonic() < end, f"it never came true: {what}"

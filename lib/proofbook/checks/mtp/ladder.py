@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from proofbook.checks.mtp.fit import SIMULATE
 from proofbook.model import Decision, Finding, Verdict
 
 __all__ = ["RUNGS", "decide", "rung_of"]
@@ -63,6 +64,8 @@ NEEDED = (
 
 def rung_of(finding: Finding) -> str:
     """The rung that a failed finding stands for. A fault in a log at the start, or a hang, says more than its check's name."""
+    if finding.reason.startswith(SIMULATE):  # seen in the environment before any number is made up
+        return "FAIL_INEFFECTIVE"
     if finding.check in ("mtp.LivedThrough", "mtp.Holds") and finding.observed == "hang":
         return "FAIL_ZOMBIE"
     if finding.check == "mtp.SpeculationIsOn" and finding.signature:
