@@ -420,11 +420,16 @@ def test_an_interrupt_comes_through_at_once_and_ends_the_command(sshd: Sshd, ssh
         wait_until(lambda: bool(processes(odd)), "the command runs")
         os.kill(os.getpid(), signal.SIGINT)
 
+    # WHY: a test run that was started in the background inherits that interrupts are ignored
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        ssh.run(command("sleep", odd, timeout_s=60))
-    thread.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ssh.run(command("sleep", odd, timeout_s=60))
+    finally:
+        thread.join()
+        signal.signal(signal.SIGINT, before)
     wait_until(lambda: not processes(odd), "the command has ended")
     assert ssh.run(command("true")).ok
 
