@@ -9,13 +9,30 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from proofbook.errors import BadParameter
 
 _SECRET_NAME = re.compile(r"token|secret|passw|api_?key|credential|private", re.I)
+
+
+def _plan_digest(value: str) -> str:
+    digits = value.removeprefix("sha256:")
+    if value and (len(digits) != 64 or digits == value or any(c not in "0123456789abcdef" for c in digits)):
+        raise ValueError("a plan's digest is sha256: and 64 hex digits, as the gate printed it")
+    return value
+
+
+#: The digest of a plan that somebody read, or "".
+PlanDigest = Annotated[str, AfterValidator(_plan_digest)]
+
+
+def refuse_nameless(parameters: Any) -> None:
+    """An approval without a name opens nothing: refused before any host is contacted."""
+    if parameters.approved and not parameters.approver:
+        raise BadParameter("approved is given without approver", hint="say who approves: approver=<name>")
 
 
 class ProcedureParameters(BaseModel):

@@ -25,7 +25,7 @@ from proofbook.checks.identity.trial import ValidTrial
 from proofbook.errors import BadParameter, CannotTell
 from proofbook.inventory import HostSpec
 from proofbook.model import Applied, Change, Check, Decision, Probe, Seen, Verdict, pci_address
-from proofbook.procedures.base import Procedure, ProcedureParameters
+from proofbook.procedures.base import PlanDigest, Procedure, ProcedureParameters, refuse_nameless
 from proofbook.run import Findings, Run
 
 _NODE = re.compile(r"node:\d{1,3}")
@@ -44,7 +44,7 @@ class Parameters(ProcedureParameters):
         90.0, ge=60, le=1440, description="after so many minutes the machine takes it back by itself and reboots, 60-1440"
     )
     approver: str = Field("", max_length=200, description="who approves the two reboots (headless)")
-    approved: str = Field("", description="the digest of the plan that was read; empty stops at the gate")
+    approved: PlanDigest = Field("", description="the digest of the plan that was read; empty stops at the gate")
 
     @field_validator("gpus")
     @classmethod
@@ -55,14 +55,6 @@ class Parameters(ProcedureParameters):
             pci_address(text)  # raises ValueError
         return value
 
-    @field_validator("approved")
-    @classmethod
-    def _digest(cls, value: str) -> str:
-        digits = value.removeprefix("sha256:")
-        if value and (len(digits) != 64 or digits == value or any(c not in "0123456789abcdef" for c in digits)):
-            raise ValueError("a plan's digest is sha256: and 64 hex digits, as the gate printed it")
-        return value
-
 
 def accepts(parameters: Parameters, spec: HostSpec) -> None:
     """Refuse, before any contact, what cannot be done on this host."""
@@ -71,8 +63,7 @@ def accepts(parameters: Parameters, spec: HostSpec) -> None:
             f"{spec.name} has no kernel of its own: it runs on {spec.runs_on}, whose iommu groups these are",
             hint=f"use host={spec.runs_on}",
         )
-    if parameters.approved and not parameters.approver:
-        raise BadParameter("approved is given without approver", hint="say who approves: approver=<name>")
+    refuse_nameless(parameters)
 
 
 PROCEDURE = Procedure(

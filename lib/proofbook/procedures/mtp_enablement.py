@@ -28,7 +28,7 @@ from proofbook.measures.serving import Baseline, Gain
 from proofbook.measures.stability import Stability
 from proofbook.model import Applied, Change, Check, Decision, Measure, Measurement, Verdict
 from proofbook.probes.journal import UnitJournal
-from proofbook.procedures.base import Procedure, ProcedureParameters
+from proofbook.procedures.base import PlanDigest, Procedure, ProcedureParameters, refuse_nameless
 from proofbook.run import Findings, Run
 from proofbook.view import Picture, accept_chart, gain_chart, start_chart
 
@@ -63,15 +63,7 @@ class Parameters(ProcedureParameters):
         90.0, gt=0, le=1440, description="the machine takes the change back by itself after so many minutes unless it is kept"
     )
     approver: str = Field("", max_length=200, description="who approves the change (headless)")
-    approved: str = Field("", description="the digest of the plan that was read; empty stops at the gate")
-
-    @field_validator("approved")
-    @classmethod
-    def _digest(cls, value: str) -> str:
-        digits = value.removeprefix("sha256:")
-        if value and (len(digits) != 64 or digits == value or any(c not in "0123456789abcdef" for c in digits)):
-            raise ValueError("a plan's digest is sha256: and 64 hex digits, as the gate printed it")
-        return value
+    approved: PlanDigest = Field("", description="the digest of the plan that was read; empty stops at the gate")
 
     @field_validator("concurrency", "must_gain_at")
     @classmethod
@@ -129,8 +121,7 @@ def accepts(parameters: Parameters, spec: HostSpec) -> None:
             f"guard_minutes={parameters.guard_minutes:g} is too short: it would be over while the change is looked at",
             hint=f"start, questions and stability window need about {needed:.0f} minutes",
         )
-    if parameters.approved and not parameters.approver:
-        raise BadParameter("approved is given without approver", hint="say who approves: approver=<name>")
+    refuse_nameless(parameters)
 
 
 def _service(parameters: Parameters, spec: HostSpec) -> ServiceSpec:

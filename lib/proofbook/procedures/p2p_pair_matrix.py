@@ -32,7 +32,7 @@ from proofbook.inventory import HostSpec
 from proofbook.measures.p2p import Matrix, figures_from
 from proofbook.model import Applied, Change, Check, Decision, Measure, Measurement, Verdict, pci_address
 from proofbook.probes.p2p import PeerConfig
-from proofbook.procedures.base import Procedure, ProcedureParameters
+from proofbook.procedures.base import PlanDigest, Procedure, ProcedureParameters, refuse_nameless
 from proofbook.run import Findings, Run
 from proofbook.view import Picture, Shown, p2p_pairs_chart, p2p_speed_chart, table
 
@@ -70,15 +70,7 @@ class Parameters(ProcedureParameters):
         120.0, gt=0, le=1440, description="the machine starts a stopped service by itself after so many minutes"
     )
     approver: str = Field("", max_length=200, description="who approves that a service is stopped (headless)")
-    approved: str = Field("", description="the digest of the plan that was read; empty stops at the gate")
-
-    @field_validator("approved")
-    @classmethod
-    def _digest(cls, value: str) -> str:
-        digits = value.removeprefix("sha256:")
-        if value and (len(digits) != 64 or digits == value or any(c not in "0123456789abcdef" for c in digits)):
-            raise ValueError("a plan's digest is sha256: and 64 hex digits, as the gate printed it")
-        return value
+    approved: PlanDigest = Field("", description="the digest of the plan that was read; empty stops at the gate")
 
     @field_validator("gpus")
     @classmethod
@@ -119,8 +111,7 @@ def accepts(parameters: Parameters, spec: HostSpec) -> None:
             f"guard_minutes={parameters.guard_minutes:g} is too short: a service would start in the middle of the test",
             hint=f"{many} GPUs are {windows:.0f} windows, about {needed:.0f} minutes",
         )
-    if parameters.approved and not parameters.approver:
-        raise BadParameter("approved is given without approver", hint="say who approves: approver=<name>")
+    refuse_nameless(parameters)
 
 
 PROCEDURE = Procedure(

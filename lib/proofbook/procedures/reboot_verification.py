@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from proofbook.changes.reboot import Reboot
 from proofbook.checks import reboot as checks
@@ -26,7 +26,7 @@ from proofbook.intent import ServiceSpec
 from proofbook.inventory import HostSpec
 from proofbook.model import Applied, Check, Probe, Seen
 from proofbook.probes.systemd import UnitProcess
-from proofbook.procedures.base import Procedure, ProcedureParameters
+from proofbook.procedures.base import PlanDigest, Procedure, ProcedureParameters, refuse_nameless
 from proofbook.run import Findings, PlanView, Run
 
 
@@ -41,15 +41,7 @@ class Parameters(ProcedureParameters):
     )
     baseline: str = Field("now", description="what to compare with: now (taken before the reboot), or the id of an earlier run")
     approver: str = Field("", max_length=200, description="who approves the reboot (headless)")
-    approved: str = Field("", description="the digest of the plan that was read; empty stops at the gate")
-
-    @field_validator("approved")
-    @classmethod
-    def _digest(cls, value: str) -> str:
-        digits = value.removeprefix("sha256:")
-        if value and (len(digits) != 64 or digits == value or any(c not in "0123456789abcdef" for c in digits)):
-            raise ValueError("a plan's digest is sha256: and 64 hex digits, as the gate printed it")
-        return value
+    approved: PlanDigest = Field("", description="the digest of the plan that was read; empty stops at the gate")
 
     @property
     def service_names(self) -> tuple[str, ...]:
@@ -65,8 +57,7 @@ def accepts(parameters: Parameters, spec: HostSpec) -> None:
         )
     for name in parameters.service_names:
         spec.service(name)
-    if parameters.approved and not parameters.approver:
-        raise BadParameter("approved is given without approver", hint="say who approves: approver=<name>")
+    refuse_nameless(parameters)
     if parameters.reboot and parameters.baseline not in ("", "now"):
         raise BadParameter(
             "a run that reboots takes its own baseline",
