@@ -145,6 +145,44 @@ def test_every_step_may_be_repeated(change: Change) -> None:
     assert change.do("extend", 300).left_s == 300
 
 
+def test_a_change_that_is_suspended_for_a_while(in_each_shell: Change) -> None:
+    change = in_each_shell
+    assert change.refused("suspend").code == 77
+    change.until("arm")
+    assert change.refused("suspend").code == 77, "nothing of it is in place yet"
+    change.do("install")
+    change.root.calls()
+    suspended = change.do("suspend")
+    assert (suspended.state, suspended.all_old, suspended.touched, change.is_now()) == ("armed", True, True, "old")
+    assert suspended.guarded, "whatever happens now, the machine ends with the old files"
+    assert not change.drop_in.parent.exists(), "the folder that the change made is gone too"
+    assert [c for c in change.root.calls() if "show" not in c and "is-" not in c] == ["daemon-reload"]
+    assert change.do("suspend").all_old, "it may be repeated"
+    assert change.refused("confirm").code == 76, "what is not in place is not kept"
+    assert (change.do("install").all_new, change.is_now()) == (True, "new")
+    assert change.do("confirm").outcome == "confirmed"
+    assert (change.is_now(), change.units()) == ("new", [])
+    assert not list((change.root.root / "etc").rglob(".proofbook*"))
+
+
+def test_the_time_runs_out_while_a_change_is_suspended(change: Change) -> None:
+    change.until("install")
+    change.do("suspend")
+    change.root.uptime(1600)
+    assert change.refused("suspend").code == 77
+    change.root.calls()
+    change.root.due(RUN)
+    assert (change.do("status").state, change.is_now(), change.units()) == ("fired", "old", [])
+    assert f"restart -- {UNIT}" in change.root.calls(), "the unit may still have run with the new files"
+
+
+def test_what_somebody_else_wrote_is_not_suspended(change: Change) -> None:
+    change.until("install")
+    change.unit.write_bytes(b"mine\n")
+    assert change.refused("suspend").code == 76
+    assert (change.unit.read_bytes(), change.drop_in.exists()) == (b"mine\n", True)
+
+
 def test_a_unit_that_did_not_run_is_left_stopped(change: Change) -> None:
     change.root.active(UNIT, "failed")
     change.until("install")
@@ -456,11 +494,11 @@ def test_confirmed_or_taken_back_but_never_both(change: Change) -> None:
     assert (outcome, ended, change.is_now()) in [("confirmed", (0, 66), "new"), ("fired", (77, 0), "old")]
 
 
-@pytest.mark.parametrize("verb", ["stage", "arm", "install", "fire", "confirm"])
+@pytest.mark.parametrize("verb", ["stage", "arm", "install", "suspend", "fire", "confirm"])
 def test_the_power_goes_between_any_two_writes(tmp_path: Path, verb: str) -> None:
     """At each call of a tool that writes, everything dies; afterwards the way on and the way back are both open."""
     change = Change(Root(tmp_path / "root"))
-    before = {"stage": "", "arm": "stage", "install": "arm", "fire": "install", "confirm": "install"}[verb]
+    before = {"stage": "", "arm": "stage", "install": "arm", "suspend": "install", "fire": "install", "confirm": "install"}[verb]
     if before:
         change.until(before)
     shutil.copytree(tmp_path / "root", tmp_path / "before", symlinks=True)
@@ -470,6 +508,7 @@ def test_the_power_goes_between_any_two_writes(tmp_path: Path, verb: str) -> Non
         "stage": ("none", "staged"),
         "arm": ("staged", "armed"),
         "install": ("armed",),
+        "suspend": ("armed",),
         "fire": ("armed", "firing", "fired"),
         "confirm": ("armed", "confirmed", "none"),
     }[verb]
@@ -482,7 +521,7 @@ def test_the_power_goes_between_any_two_writes(tmp_path: Path, verb: str) -> Non
         assert result.exit_status == -9, result
         now = parse_guard(change.root.run(change.guard.status()))
         assert now.state in allowed
-        if verb in ("install", "fire") or now.state == "armed":
+        if verb in ("install", "suspend", "fire") or now.state == "armed":
             assert change.units() or now.state == "fired", "until it is decided, the guard is there"
         if call % 2:
             _the_way_on(change, verb, words)

@@ -85,6 +85,14 @@ class Guard:
         """Put the new files in place, and have systemd read them. Refused (77) while no guard waits."""
         return self._verb("install", timeout_s=120)
 
+    def suspend(self) -> Command:
+        """Put the old files in place for a while; the guard goes on waiting, and :meth:`install` brings the new ones again.
+
+        The unit is not touched: whoever asks for this restarts it. Refused (76) when a file is neither old nor new, (77) while
+        no guard waits.
+        """
+        return self._verb("suspend", timeout_s=120)
+
     def extend(self, seconds: int) -> Command:
         """The time runs anew: ``seconds`` from now."""
         return self._verb("extend", str(_span(seconds)), timeout_s=120)

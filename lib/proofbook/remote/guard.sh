@@ -6,6 +6,7 @@
 #                     back, it reboots the machine then; whoever fires by hand sees to that reboot himself
 #   arm ID SECONDS    writes, enables and starts the guard, and has systemd run it once; only then it counts as armed
 #   install ID        puts the new files in place. Only while the guard waits
+#   suspend ID        the old files come back for a while, and the guard goes on waiting; "install" puts the new ones in place again
 #   extend ID SECONDS the time runs anew from now
 #   confirm ID        the new files stay: the guard, the old bytes and the folder go
 #   fire ID           the old files come back, and the unit with them. Also what the guard itself does when its time is up
@@ -397,6 +398,35 @@ install_files() {
   log "install: the new files are in place"
 }
 
+# -------------------------------------------------------------------------------------------------------- suspend
+
+put_back() {
+  [ "$(present "$path")" != "$old" ] || return 0
+  if [ "$old" = absent ]; then rm -f -- "$path"; else mv -f -- "$back" "$path"; fi || fail 73 "$path cannot be replaced"
+  relabel "$path"
+  flush "$dir"
+}
+prepare_back() {
+  [ "$old" != absent ] && [ "$(present "$path")" != "$old" ] && [ "$(present "$back")" != "$old" ] || return 0
+  cp -p -- "$d/old/$n" "$back" && flush "$back" && [ "$(sum "$back")" = "$old" ] || fail 73 "the way back of $path cannot be written (is the disk full?)"
+}
+# WHY "installing" stays: the unit may still run with the new files, so whoever takes the change back must restart it.
+suspend_files() {
+  lock 60
+  get_state
+  [ "$state" = armed ] || fail 77 "a change that is $state cannot be suspended"
+  [ -f "$d/installing" ] || fail 77 "it was not put in place"
+  waits || fail 77 "the guard does not wait"
+  get_left && [ "$left" -gt 0 ] || fail 77 "its time is up"
+  each as_planned
+  each prepare_back
+  each put_back
+  each forget_ways
+  remove_folders
+  systemctl daemon-reload || fail 69 "systemd did not read its units again"
+  log "suspend: the old files are back for a while"
+}
+
 # ----------------------------------------------------------------------------------------------------------- fire
 
 give_back() {
@@ -421,6 +451,10 @@ give_back() {
   fi 2> /dev/null
   if [ "$has" = "$old" ]; then rm -f -- "$back" "$next"; else log "fire: $path could not be brought back: it is $has"; bad=1; fi
 }
+# The folders that the change has made, the innermost first; one that somebody else uses meanwhile stays.
+remove_folders() {
+  sed '1!G;h;$!d' "$d/folders" | while IFS= read -r s; do rmdir -- "$s" && flush "${s%/*}/"; done 2> /dev/null
+}
 # Called with the lock.
 fire_now() {
   touched= why=
@@ -430,7 +464,7 @@ fire_now() {
   put_state firing
   bad=
   each give_back
-  sed '1!G;h;$!d' "$d/folders" | while IFS= read -r s; do rmdir -- "$s" && flush "${s%/*}/"; done 2> /dev/null
+  remove_folders
   # Left armed, it is tried again every minute: a disk does not stay full for ever.
   [ -z "$bad" ] || why="not everything could be brought back; tried again in a minute"
   [ -n "$why" ] || systemctl daemon-reload || why="systemd did not read its units again; tried again in a minute"
@@ -561,6 +595,7 @@ main() {
     stage/3) stage "$3" ;;
     arm/3 | extend/3) arm "$3" ;;
     install/2) install_files ;;
+    suspend/2) suspend_files ;;
     confirm/2) confirm ;;
     fire/2) fire ;;
     status/2) ;;

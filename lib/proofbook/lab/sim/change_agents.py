@@ -32,6 +32,8 @@ async def _guard(ctx: Context, words: list[str]) -> Answer:
                 change.arm(verb, int(seconds))
             case "install", []:
                 change.install()
+            case "suspend", []:
+                change.suspend()
             case "confirm", []:
                 change.confirm()
             case "fire", []:

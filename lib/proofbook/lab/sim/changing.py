@@ -264,10 +264,7 @@ class Change:
             raise Refusal(77, f"a change that is {self.state} cannot be put in place")
         if self.left <= 0:
             raise Refusal(77, "its time is up")
-        for one in self.files:
-            has = self.disk.present(one.path)
-            if has not in (one.old, one.new):
-                raise Refusal(76, f"{one.path} is neither as it was nor as the change has it: {has}")
+        self._refuse_strange()
         self.disk.write(f"{self.folder}/installing", b"")
         for one in self.files:
             if self.disk.present(one.path) == one.new:
@@ -278,6 +275,30 @@ class Change:
                 self.disk.write(one.path, self.disk.read(f"{self.folder}/new/{one.number}") or b"", mode=one.mode)
         self.life.reload(self.system)
         self.log("install: the new files are in place")
+
+    def suspend(self) -> None:
+        if self.state != "armed":
+            raise Refusal(77, f"a change that is {self.state} cannot be suspended")
+        if self.disk.node(f"{self.folder}/installing") is None:
+            raise Refusal(77, "it was not put in place")
+        if self.left <= 0:
+            raise Refusal(77, "its time is up")
+        self._refuse_strange()
+        for one in self.files:
+            has = self.disk.present(one.path)
+            if one.old == "absent" and has != "absent":
+                self.disk.remove(one.path)
+            elif has != one.old:
+                self.disk.put(one.path, replace(self._node(f"{self.folder}/old/{one.number}")))
+        self.life.reload(self.system)
+        self.log("suspend: the old files are back for a while")
+
+    def _refuse_strange(self) -> None:
+        """Nobody else's bytes are overwritten."""
+        for one in self.files:
+            has = self.disk.present(one.path)
+            if has not in (one.old, one.new):
+                raise Refusal(76, f"{one.path} is neither as it was nor as the change has it: {has}")
 
     def confirm(self) -> None:
         match self.state:
