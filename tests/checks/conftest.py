@@ -14,6 +14,7 @@ from proofbook.model import Check, Finding, Observation, Probe, Seen, Verdict, w
 from proofbook.probes.boot import Boot, Boots, Machine, MachineFacts, Shutdown, ShutdownFacts
 from proofbook.probes.containers import ContainerFacts, ContainerState, CudaFacts
 from proofbook.probes.iommu import IommuFacts, IommuGroup, IommuGroups
+from proofbook.probes.journal import Journald, JournaldFacts
 from proofbook.probes.kernel_log import KernelLine, KernelLog, KernelMessages
 from proofbook.probes.nvidia import Driver, DriverFacts, GpuRow, Gpus, GpuTable
 from proofbook.probes.pci import AerCounters, AerTotals, LinkFacts, PciDevices, PciFacts
@@ -151,6 +152,10 @@ class World:
                 "8F2A41C09D5E7B36A1C4D02", "8F2A41C09D5E7B36A1C4D02", "595.58.03", "595.58.03",
             ),
             KernelLog(): KernelMessages(lines(*HEALTHY_LOG), True, (), "journal", NEW),
+            Journald(): JournaldFacts(
+                "loaded", "active", "running", None, 0,
+                {"systemd-journald.socket": "active", "systemd-journald-dev-log.socket": "active"}, {}, True,
+            ),
             FailedUnits(): (),
             FailedUnits(CONTAINER): (),
             ContainerState(CONTAINER): ContainerFacts(

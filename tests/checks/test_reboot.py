@@ -57,6 +57,7 @@ def test_every_check_has_a_name_a_question_and_well_formed_findings(world: Any) 
 #: What a check may do without: it only explains, or narrows down, what the other answers decide.
 HELPS_ONLY: dict[str, set[Probe[Any]]] = {
     "boot.OrderlyShutdown": {Machine()},
+    "journal.JournalKept": {KernelLog()},
     "kernel_log.KernelLogClean": {Machine(), PciDevices(), IommuGroups()},
     "iommu.IommuTypes": {KernelLog(), PciDevices()},
     "iommu.DmaFaults": {Machine(), PciDevices()},

@@ -43,6 +43,10 @@ FAULTS = {
         "journalctl -b 0 -o cat --no-pager _TRANSPORT=driver; dmesg | head -1",
         r"Missed 312 kernel messages\n(?!.*Linux version)",
     ),
+    "journal-stopped": (
+        "systemctl is-active systemd-journald.service systemd-journald.socket; journalctl -n 1 -o cat --no-pager; true",
+        r"^inactive\ninactive\nJournal stopped\n",
+    ),
     "aer-firmware": (KERNEL, r"_OSC: platform does not support \[AER"),
     "driver-library-mismatch": ("nvidia-smi; true", r"Driver/library version mismatch"),
     "smi-error-row": (

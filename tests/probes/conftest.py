@@ -43,6 +43,7 @@ class TalkingMachine:
     files: dict[str, str] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
+    directories: list[str] = field(default_factory=list)
     rules: list[tuple[tuple[str, ...], Said]] = field(default_factory=list)
     as_root: dict[str, Any] = field(default_factory=dict)  # when given, what every question as root answers
     rounds: list[tuple[Command, ...]] = field(default_factory=list)
@@ -75,6 +76,7 @@ class TalkingMachine:
         )
         text += "".join(f"L {p}\n|{target}\n" for p, target in self.links.items() if fits(p))
         text += "".join(f"E {p}\n|{why}\n" for p, why in self.unreadable.items() if fits(p))
+        text += "".join(f"D {path}\n" for path in self.directories if fits(path))
         everything = [*self.files, *self.links, *self.unreadable]
         if not text and any(p.startswith(pattern + "/") for p in everything):
             return f"D {pattern}\n"

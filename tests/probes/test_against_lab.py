@@ -22,7 +22,7 @@ from proofbook.probes.change_state import GuardState, LeaseHeld, StepState
 from proofbook.probes.containers import ContainerState
 from proofbook.probes.iommu import IommuGroups
 from proofbook.probes.iommu_identity import EarlyModules, IdentityState
-from proofbook.probes.journal import UnitJournal
+from proofbook.probes.journal import Journald, UnitJournal
 from proofbook.probes.kernel_log import KernelLog
 from proofbook.probes.memory import GpuMemory, GpuProcesses, PageCache
 from proofbook.probes.nvidia import ComputeApps, Driver, Gpus
@@ -65,7 +65,7 @@ def ask_everything(scenario: str) -> Answers:
     spec = Inventory().resolve(f"lab:{scenario}")
     containers = {c.name: c for c in spec.containers}
     asked: list[Probe[Any]] = [
-        *(Machine(), Boots(), KernelLog(), KernelLog("-1"), PciDevices(), AerCounters(), IommuGroups()),
+        *(Machine(), Boots(), KernelLog(), KernelLog("-1"), Journald(), PciDevices(), AerCounters(), IommuGroups()),
         *(Driver(), Gpus(), ComputeApps(), FailedUnits(), RunningServices(), SystemState(), Access(), Logins()),
     ]
     for container in containers.values():

@@ -143,8 +143,7 @@ USUAL = ("sglang", "812", "Decode batch. #running-req: 4")
         ("systemd", "1", "Finished systemd-reboot.service - System Reboot."),
         ("systemd", "1", "Shutting down."),
         ("systemd-shutdown", "1", "Sending SIGTERM to remaining processes..."),
-        ("systemd-journald", "310", "Journal stopped"),
-        ("systemd-journald", "310", "Journal gestoppt", "d93fb3c9c24d451a97cea615ce59c00b"),
+        ("systemd-journald", "310", "Received SIGTERM from PID 1 (systemd-shutdow)."),
     ],
 )
 def test_an_orderly_end(ended: Any, end: tuple[str, ...]) -> None:
@@ -152,6 +151,20 @@ def test_an_orderly_end(ended: Any, end: tuple[str, ...]) -> None:
     assert facts.orderly
     assert facts.why == f"{end[0]}: {end[2]}"
     assert facts.last_lines[-1].endswith(f"Z {end[0]}: {end[2]}")
+
+
+def test_the_journals_own_end_comes_last(ended: Any) -> None:
+    end = ("systemd-journald", "310", "Journal gestoppt", "d93fb3c9c24d451a97cea615ce59c00b")
+    assert ended(("systemd", "1", "Shutting down."), end).why == "systemd-journald: Journal gestoppt"
+
+
+def test_a_journal_that_was_stopped_alone_does_not_know_the_end(machine: Any, entry: Any) -> None:
+    """Somebody stops journald, and the machine is cut off days later."""
+    stopped = {"SYSLOG_IDENTIFIER": "systemd-journald", "_PID": "310"}
+    last = entry(900, "Received SIGTERM from PID 1 (systemd).", boot_id=BEFORE, **stopped)
+    last += entry(901, "Journal stopped", boot_id=BEFORE, **stopped)
+    machine.on("journalctl", "-b", BEFORE, "-n", "400", stdout=entry(800, "x", boot_id=BEFORE) + last)
+    assert "was stopped at" in machine.unknown(Shutdown(BEFORE))
 
 
 @pytest.mark.parametrize(

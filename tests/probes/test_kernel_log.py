@@ -7,6 +7,7 @@ import pytest
 
 from proofbook.probes.kernel_log import KernelLog
 
+JOURNALD_RUNS = "Id=systemd-journald.service\nLoadState=loaded\nActiveState=active\nSubState=running\nNRestarts=0\n"
 FIRST = "Linux version 6.17.0-9-example (build@example)"
 BEFORE = "5e4d3c2b1a0f4e9d8c7b6a5f4e3d2c1b"
 
@@ -23,6 +24,7 @@ def host(machine: Any, kernel_entry: Any) -> Any:
         text = "".join(kernel_entry(s, t) for s, t in journal or [])
         machine.on("journalctl", "-k", "-b", "0", **{"stdout": text, **journal_said})
         machine.on("_TRANSPORT=driver", stdout=notes)
+        machine.on("systemctl", "show", "systemd-journald.service", stdout=JOURNALD_RUNS)
         if ring is None:
             machine.on("dmesg", stderr="dmesg: read kernel buffer failed: Operation not permitted\n", status=1)
         else:
@@ -50,6 +52,34 @@ def test_the_whole_journal_alone_is_enough(host: Any) -> None:
     log = host(LINES).value(KernelLog())
     assert log.complete
     assert "only be read by root" in log.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (
+            {"stdout": "Id=systemd-journald.service\nLoadState=loaded\nActiveState=inactive\nInactiveEnterTimestamp="
+             "Wed 2026-04-08 14:00:00 UTC\n"},
+            "systemd-journald is inactive since 2026-04-08T14:00:00Z",
+        ),
+        ({"stdout": "Id=systemd-journald.service\nLoadState=not-found\nActiveState=inactive\n"}, "there is no systemd-journald"),
+        ({"stdout": "", "stderr": "Failed to connect to bus\n", "status": 1}, "whether journald runs is not known"),
+        ({"stdout": ""}, "whether journald runs is not known"),
+    ],
+)  # fmt: skip
+def test_a_journal_that_nobody_writes_is_whole_only_with_the_ring(host: Any, state: dict[str, Any], words: str) -> None:
+    machine = host(LINES).on("systemctl", "show", "systemd-journald.service", **state)
+    log = machine.value(KernelLog())
+    assert not log.complete and words in log.gaps[0]
+    assert host(LINES, RING).on("systemctl", "show", "systemd-journald.service", **state).value(KernelLog()).complete
+
+
+def test_lines_that_never_reached_the_journal_are_counted(host: Any) -> None:
+    ring = RING + "[  900.000000] NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off the bus.\n[ 3599.000000] just now\n"
+    log = host(LINES, ring).value(KernelLog())
+    assert log.complete and log.unheard == 1, "what came a second ago may still be on its way"
+    rotated = host(LINES[1:], RING).value(KernelLog())
+    assert rotated.unheard == 0, "what was rotated away had reached it"
 
 
 def test_lines_before_the_version_are_the_start_too(host: Any) -> None:

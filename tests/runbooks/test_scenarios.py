@@ -21,6 +21,7 @@ SAYS = {
     "mtp-silently-off": ("FAIL", "speculative"),
     "link-x8": ("FAIL", "x8"),
     "never-comes-back": ("UNKNOWN", "console"),
+    "journal-stopped": ("UNKNOWN", "written nowhere"),
     "aer-firmware": ("NOT_CHECKED", "firmware"),
 }
 

@@ -11,6 +11,7 @@ from proofbook.checks.boot import KernelAndCommandLine, OrderlyShutdown, Reboote
 from proofbook.checks.contact import CameBack
 from proofbook.checks.containers import ContainerUp
 from proofbook.checks.iommu import DmaFaults, IommuTypes
+from proofbook.checks.journal import JournalKept
 from proofbook.checks.kernel_log import KernelLogClean
 from proofbook.checks.looking import tell
 from proofbook.checks.nvidia import DriverConsistent, GpusPresent
@@ -64,6 +65,7 @@ def first_look(scope: Scope, before: Baseline | None, situation: Situation, seen
         Rebooted(before, planned=situation.controls_reboot),
         OrderlyShutdown(boot_before),
         KernelAndCommandLine(before),
+        JournalKept(),
         DriverConsistent(scope.gpus, before),
         *_hardware(scope, before),
         IommuTypes(scope.gpus, before),
@@ -84,6 +86,7 @@ def second_look(scope: Scope, before: Baseline | None, situation: Situation, see
         services += [ServiceStable(service, where, first.units.get(service.spec)), ServiceAnswers(service, where)]
     return (
         StillUp(first),
+        JournalKept(),
         *_hardware(scope, before),
         LinkWidth(scope.gpus, before),
         *(ContainerUp(container) for container in scope.containers),

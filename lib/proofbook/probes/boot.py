@@ -232,6 +232,11 @@ def _shutdown_facts(wanted: str, answer: Result) -> ShutdownFacts:
     if read.gaps:
         raise CannotTell(f"the end of boot {wanted} cannot be told: {'; '.join(read.gaps)}")
     down = _going_down(entries)
+    if down is None and (stopped := _journal_stopped(entries)):
+        raise CannotTell(
+            f"the journal of boot {wanted} was stopped at {stopped.time:%Y-%m-%dT%H:%M:%SZ}, and nothing before that says that "
+            "the machine was going down: what happened then was not written down"
+        )
     return ShutdownFacts(
         boot_id=wanted,
         orderly=down is not None,
@@ -242,22 +247,32 @@ def _shutdown_facts(wanted: str, answer: Result) -> ShutdownFacts:
 
 
 def _going_down(entries: Sequence[JournalEntry]) -> JournalEntry | None:
-    """The entry that proves an orderly end, None when there is none.
+    """The last entry that proves an orderly end, None when there is none.
 
-    WHY not any "Journal stopped": journald also stops when it is restarted or updated; then "Journal started" follows.
+    WHY "Journal stopped" alone is none: journald also stops when it is restarted, updated, or stopped by a hand.
     """
     proof = None
     for entry in entries:
-        if entry.message_id == _JOURNAL_START or (entry.identifier, entry.text) == ("systemd-journald", "Journal started"):
+        if _says(entry, _JOURNAL_START, "Journal started"):
             proof = None
-        elif _ends_a_boot(entry):
+        elif _ends_a_boot(entry) or (proof and _says(entry, _JOURNAL_STOP, "Journal stopped")):
             proof = entry
     return proof
+
+
+def _journal_stopped(entries: Sequence[JournalEntry]) -> JournalEntry | None:
+    """journald's word that it stopped, if it is its last one."""
+    own = [e for e in entries if _says(e, _JOURNAL_STOP, "Journal stopped") or _says(e, _JOURNAL_START, "Journal started")]
+    return own[-1] if own and _says(own[-1], _JOURNAL_STOP, "Journal stopped") else None
+
+
+def _says(entry: JournalEntry, message_id: str, text: str) -> bool:
+    """Whether this is that word of journald about itself."""
+    return entry.identifier == "systemd-journald" and (entry.message_id == message_id or entry.text == text)
 
 
 def _ends_a_boot(entry: JournalEntry) -> bool:
     if entry.identifier == "systemd" and entry.pid == 1:  # other pids are users' own managers: they end with each logout
         return bool(entry.text == "Shutting down." or _TARGET_DOWN.match(entry.text) or _SERVICE_DOWN.match(entry.text))
-    if entry.identifier == "systemd-journald":
-        return entry.message_id == _JOURNAL_STOP or entry.text == "Journal stopped"
-    return entry.identifier == "systemd-shutdown"
+    # By its sender: PID 1 has this name only while the machine goes down, and stops nothing by hand.
+    return entry.identifier == "systemd-shutdown" or entry.text.startswith("Received SIGTERM from PID 1 (systemd-shutdow")

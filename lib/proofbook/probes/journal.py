@@ -7,20 +7,39 @@ when they are not UTF-8, arrays of those when a field was given several times.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 import msgspec
 
+from proofbook import remote
 from proofbook.errors import CannotTell
 from proofbook.intent import ContainerSpec
 from proofbook.model import Command, Probe, Result, command
 from proofbook.probes.base import inside, prefer_root, said, text_of
-from proofbook.probes.systemd import UnitFacts, UnitState
+from proofbook.probes.systemd import UnitFacts, UnitState, unit_blocks, utc_stamp
 
-__all__ = ["Entries", "JournalEntry", "UnitJournal", "UnitLog", "lost_messages", "read_entries"]
+__all__ = [
+    "JOURNALD",
+    "Entries",
+    "JournalEntry",
+    "Journald",
+    "JournaldFacts",
+    "UnitJournal",
+    "UnitLog",
+    "deaf",
+    "lost_messages",
+    "read_entries",
+]
+
+_SERVICE = "systemd-journald.service"
+_SHOWN = "Id,LoadState,ActiveState,SubState,NRestarts,InactiveEnterTimestamp"
+#: How systemd is asked for journald and its sockets; probes that ask it together ask it once.
+JOURNALD = command(
+    "systemctl", "show", _SERVICE, "systemd-journald.socket", "systemd-journald-dev-log.socket", f"--property={_SHOWN}"
+)
 
 #: What journalctl says on stderr when the reader's rights hide entries from it.
 _NOT_PERMITTED = (
@@ -83,7 +102,8 @@ class UnitJournal(Probe[UnitLog]):
 
     WHY the invocation: after an automatic restart ``-u UNIT`` mixes the lines of the process that died with those of the
     one that runs. The process's lines carry ``_SYSTEMD_INVOCATION_ID``, systemd's own about the unit ``INVOCATION_ID``,
-    and journald's note that it suppressed some of them ``OBJECT_SYSTEMD_INVOCATION_ID``.
+    and journald's note that it suppressed some of them ``OBJECT_SYSTEMD_INVOCATION_ID``. WHY journald itself: what is said
+    while it is stopped is in no journal, and the journal does not say so.
     """
 
     unit: str
@@ -99,10 +119,12 @@ class UnitJournal(Probe[UnitLog]):
             raise CannotTell(f"{self.unit} has not been started since the boot, so it has no journal of its own")
         matches = (f"_SYSTEMD_INVOCATION_ID={run}", "+", f"INVOCATION_ID={run}", "+", f"OBJECT_SYSTEMD_INVOCATION_ID={run}")
         asked = command("journalctl", "--all", "-o", "json", "--no-pager", *matches, timeout_s=60, root=True)
-        (answer,) = yield from prefer_root(inside(self.container, asked))
+        answer, journald = yield from prefer_root(inside(self.container, asked), inside(self.container, JOURNALD))
         read = read_entries(answer)
-        gaps = (*read.gaps, *lost_messages(read.entries), *_what_the_unit_hides(state, read.entries))
-        return UnitLog(self.unit, run, read.entries, not gaps, gaps)
+        gaps = [*read.gaps, *lost_messages(read.entries), *_what_the_unit_hides(state, read.entries)]
+        if why := deaf(journald):
+            gaps.append(why)
+        return UnitLog(self.unit, run, read.entries, not gaps, tuple(gaps))
 
 
 def _what_the_unit_hides(state: UnitFacts, entries: Sequence[JournalEntry]) -> list[str]:
@@ -118,6 +140,122 @@ def _what_the_unit_hides(state: UnitFacts, entries: Sequence[JournalEntry]) -> l
     if first is not None and began is not None and first > began + _FIRST_LINE_WITHIN_S:
         gaps.append(f"its first line came {first - began:.0f} s after the unit began to start: earlier lines were rotated away")
     return gaps
+
+
+# ----------------------------------------------------------------------------------------------------- journald
+
+
+@dataclass(frozen=True, slots=True)
+class JournaldFacts:
+    """systemd-journald as systemd has it, and what it does with what it hears.
+
+    ``load`` is "not-found" on a machine without it. ``sockets``: ActiveState of those that exist, by name. ``persistent``:
+    whether the journal outlives a reboot, None when ``storage_unknown`` says why that cannot be told. ``settings``: the last
+    word of all configuration files on each setting.
+    """
+
+    load: str
+    active: str
+    sub: str
+    since: datetime | None  # when it was last stopped (UTC), None when it was not, or when the machine does not print UTC
+    n_restarts: int | None
+    sockets: dict[str, str]
+    settings: dict[str, str]
+    persistent: bool | None
+    storage_unknown: str = ""
+
+
+_CONF = "systemd/journald.conf"
+#: A drop-in hides those of its name in the folders before it.
+_CONF_FOLDERS = ("/usr/lib", "/usr/local/lib", "/run", "/etc")
+_MACHINE_ID, _ON_DISK = "/etc/machine-id", "/var/log/journal"
+
+
+@dataclass(frozen=True)
+class Journald(Probe[JournaldFacts]):
+    """Whether anything is written down at all.
+
+    ::
+
+        Id=systemd-journald.service
+        ActiveState=inactive
+        SubState=dead
+
+    WHY: a stopped journald says nothing of it anywhere, and everything that is concluded from the silence of a journal is
+    then concluded from nothing. Kept on disk is what goes to the folder of this machine's id below ``/var/log/journal``.
+    """
+
+    name: ClassVar[str] = "journal.Journald"
+
+    def ask(self) -> Generator[Sequence[Command], Sequence[Result], JournaldFacts]:
+        conf = [f"{folder}/{_CONF}" for folder in _CONF_FOLDERS]
+        patterns = (*conf, *(f"{c}.d/*.conf" for c in conf), _MACHINE_ID, f"{_ON_DISK}/*")
+        shown, read = yield [JOURNALD, remote.read_files(*patterns)]
+        units, files = unit_blocks(text_of(shown)), remote.parse_files(read)
+        journald = units.get(_SERVICE, {})
+        if not journald.get("LoadState") or not journald.get("ActiveState"):
+            raise CannotTell(f"systemctl show {_SERVICE} said neither LoadState nor ActiveState")
+        settings = _settings(files)
+        persistent, why = _persistent(files, settings)
+        return JournaldFacts(
+            load=journald["LoadState"],
+            active=journald["ActiveState"],
+            sub=journald.get("SubState", ""),
+            since=utc_stamp(journald.get("InactiveEnterTimestamp", "")),
+            n_restarts=int(count) if (count := journald.get("NRestarts", "")).isdecimal() else None,
+            sockets={
+                name: unit.get("ActiveState", "")
+                for name, unit in units.items()
+                if name != _SERVICE and unit.get("LoadState") != "not-found"
+            },
+            settings=settings,
+            persistent=persistent,
+            storage_unknown=why,
+        )
+
+
+def deaf(shown: Result) -> str:
+    """Why what is said now reaches no journal, from the answer to :data:`JOURNALD`; "" when journald runs."""
+    try:
+        journald = unit_blocks(text_of(shown)).get(_SERVICE, {})
+    except CannotTell as why:
+        return f"whether journald runs is not known: {why}"
+    active = journald.get("ActiveState", "")
+    if active in ("active", "reloading"):
+        return ""
+    if not active:
+        return f"whether journald runs is not known: systemctl show {_SERVICE} did not say it"
+    stopped = utc_stamp(journald.get("InactiveEnterTimestamp", ""))
+    since = f" since {stopped:%Y-%m-%dT%H:%M:%SZ}" if stopped else ""
+    state = "there is no systemd-journald" if journald.get("LoadState") == "not-found" else f"systemd-journald is {active}{since}"
+    return f"{state}: what was said meanwhile is in no journal"
+
+
+def _settings(files: remote.Files) -> dict[str, str]:
+    """The settings of journald.conf and its drop-ins: the main file first, then the drop-ins by name; a later word holds."""
+    main = [text for folder in _CONF_FOLDERS if (text := files.files.get(f"{folder}/{_CONF}")) is not None]
+    drop_ins: dict[str, str] = {}
+    for folder in _CONF_FOLDERS:
+        prefix = f"{folder}/{_CONF}.d/"
+        drop_ins |= {path.removeprefix(prefix): text for path, text in files.files.items() if path.startswith(prefix)}
+    settings: dict[str, str] = {}
+    for text in (*main[-1:], *(drop_ins[name] for name in sorted(drop_ins))):
+        lines = (line.strip().partition("=") for line in text.splitlines() if not line.lstrip().startswith(("#", ";", "[")))
+        settings |= {key.strip(): value.strip() for key, equals, value in lines if equals}
+    return settings
+
+
+def _persistent(files: remote.Files, settings: Mapping[str, str]) -> tuple[bool | None, str]:
+    """Whether entries go to the disk, and why that cannot be told."""
+    if settings.get("Storage", "").lower() in ("volatile", "none"):
+        return False, ""
+    machine_id = files.files.get(_MACHINE_ID, "").strip()
+    if f"{_ON_DISK}/{machine_id}" in files.dirs and machine_id:
+        return True, ""
+    refused = files.unreadable.get(f"{_ON_DISK}/*") or files.unreadable.get(_ON_DISK)
+    if refused or not machine_id:
+        return None, f"{_ON_DISK if refused else _MACHINE_ID} cannot be read: {refused or 'it holds no id'}"
+    return False, ""
 
 
 # ------------------------------------------------------------------------------------------------------ reading

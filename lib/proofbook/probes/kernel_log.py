@@ -14,7 +14,7 @@ from proofbook.errors import CannotTell
 from proofbook.model import Command, Probe, Result, command
 from proofbook.probes.base import prefer_root, said, text_of
 from proofbook.probes.boot import boot_id
-from proofbook.probes.journal import JournalEntry, lost_messages, read_entries
+from proofbook.probes.journal import JOURNALD, JournalEntry, deaf, lost_messages, read_entries
 
 __all__ = ["KernelLine", "KernelLog", "KernelMessages"]
 
@@ -49,6 +49,7 @@ class KernelMessages:
     source: str  # "journal" or "dmesg"
     boot_id: str
     notes: tuple[str, ...] = ()  # where lines come from, when not simply all from the journal
+    unheard: int = 0  # lines of the ring buffer that the journal should have by now, and does not
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class KernelLog(Probe[KernelMessages]):
     * the journal is whole when it starts with ``Linux version …`` and has no note of lost messages. WHY its notes are
       asked for by themselves: "Missed 27 kernel messages" is journald's own line, which ``-k`` does not show;
     * the ring buffer is whole when it starts with ``Linux version …``: it drops the oldest lines first.
+
+    WHY journald is asked for: where the ring buffer may not be read, a journal that nobody writes any more looks whole.
     """
 
     boot: str = "0"
@@ -73,13 +76,13 @@ class KernelLog(Probe[KernelMessages]):
         if which != "0":
             kernel_answer, notes_answer = yield from prefer_root(kernel, notes)
             return _from_journal(_journal(kernel_answer, notes_answer), which)
-        kernel_answer, notes_answer, dmesg, files = yield from prefer_root(
-            kernel, notes, command("dmesg", timeout_s=60, root=True), remote.read_files(_BOOT_ID, _UPTIME)
+        kernel_answer, notes_answer, dmesg, files, journald = yield from prefer_root(
+            kernel, notes, command("dmesg", timeout_s=60, root=True), remote.read_files(_BOOT_ID, _UPTIME), JOURNALD
         )
         now = remote.parse_files(files)
-        current = boot_id(now.get(_BOOT_ID))
-        booted_at = files.started_at - timedelta(seconds=float(now.get(_UPTIME).split()[0]))
-        return _current_boot(_journal(kernel_answer, notes_answer), _dmesg(dmesg, booted_at), current)
+        current, uptime_s = boot_id(now.get(_BOOT_ID)), float(now.get(_UPTIME).split()[0])
+        ring = _dmesg(dmesg, files.started_at - timedelta(seconds=uptime_s))
+        return _current_boot(_journal(kernel_answer, notes_answer), ring, current, uptime_s, deaf(journald))
 
 
 # ------------------------------------------------------------------------------------------------------ reading
@@ -170,8 +173,11 @@ def _from_journal(journal: _Source, which: str) -> KernelMessages:
     return KernelMessages(journal.lines, not journal.gaps, journal.gaps, "journal", answered)
 
 
-def _current_boot(journal: _Source, ring: _Source, current: str) -> KernelMessages:
-    """The current boot: the journal where it can be had, with what only the ring buffer holds; else the ring buffer."""
+def _current_boot(journal: _Source, ring: _Source, current: str, uptime_s: float, not_written: str) -> KernelMessages:
+    """The current boot: the journal where it can be had, with what only the ring buffer holds; else the ring buffer.
+
+    ``not_written``: why nothing is added to the journal now; the ring buffer makes up for that where it can be read.
+    """
     if journal.unknown or not journal.lines:
         why = journal.unknown or "; ".join(("the journal holds no kernel line of this boot", *journal.gaps))
         if ring.unknown:
@@ -182,10 +188,13 @@ def _current_boot(journal: _Source, ring: _Source, current: str) -> KernelMessag
     if not journal.from_the_start and ring.from_the_start:
         return _from_ring(ring, current, journal.gaps[-1])
     extra = _only_in_ring(journal.lines, ring.lines)
-    gaps = (*journal.gaps, *_holes(journal, ring, extra))
+    gaps = (*journal.gaps, *_holes(journal, ring, extra), *([not_written] if ring.unknown and not_written else []))
     lines = tuple(sorted((*journal.lines, *extra), key=_seconds)) if extra else journal.lines
     notes = (f"{len(extra)} lines are from the ring buffer: the journal does not have them",) if extra else ()
-    return KernelMessages(lines, not gaps, gaps, "journal", current, (*notes, *([ring.unknown] if ring.unknown else [])))
+    # Older ones may have been rotated away, and the newest may still be on their way.
+    unheard = sum(_seconds(journal.lines[0]) <= _seconds(line) < uptime_s - _JOURNAL_DELAY_S for line in extra)
+    notes = (*notes, *([ring.unknown] if ring.unknown else []))
+    return KernelMessages(lines, not gaps, gaps, "journal", current, notes, unheard)
 
 
 def _from_ring(ring: _Source, current: str, why: str) -> KernelMessages:

@@ -24,6 +24,8 @@ __all__ = [
     "UnitProcess",
     "UnitRow",
     "UnitState",
+    "unit_blocks",
+    "utc_stamp",
 ]
 
 _PROPERTIES = (
@@ -238,6 +240,12 @@ def _properties(text: str) -> dict[str, list[str]]:
     return found
 
 
+def unit_blocks(text: str) -> dict[str, dict[str, str]]:
+    """Several units of one ``systemctl show``, by their Id: an empty line parts them. Of a repeated property, the last value."""
+    blocks = ({key: values[-1] for key, values in _properties(block).items()} for block in text.split("\n\n"))
+    return {block["Id"]: block for block in blocks if block.get("Id")}
+
+
 def _unit_facts(unit: str, properties: Mapping[str, list[str]]) -> UnitFacts:
     def one(key: str) -> str:
         return properties[key][0] if key in properties else ""
@@ -267,7 +275,7 @@ def _unit_facts(unit: str, properties: Mapping[str, list[str]]) -> UnitFacts:
         main_started_s=_since_boot(one("ExecMainStartTimestampMonotonic")),
         active_enter_s=_since_boot(one("ActiveEnterTimestampMonotonic")),
         inactive_exit_s=_since_boot(one("InactiveExitTimestampMonotonic")),
-        active_enter=_utc(one("ActiveEnterTimestamp")),
+        active_enter=utc_stamp(one("ActiveEnterTimestamp")),
         standard_output=one("StandardOutput"),
         standard_error=one("StandardError"),
     )
@@ -285,7 +293,7 @@ def _since_boot(microseconds: str) -> float | None:
     return int(microseconds) / 1e6 if microseconds.isdecimal() and microseconds != "0" else None
 
 
-def _utc(text: str) -> datetime | None:
+def utc_stamp(text: str) -> datetime | None:
     """``Wed 2026-04-08 15:10:15 UTC``. None for "never", and for a local zone: its abbreviation does not tell the offset."""
     found = re.fullmatch(r"\w{3} (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)? UTC", text)
     return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC) if found else None

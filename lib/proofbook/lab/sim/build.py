@@ -11,7 +11,7 @@ from typing import Any
 
 from proofbook.errors import LabError
 from proofbook.lab.sim import boards, checkpoint, faults, units
-from proofbook.lab.sim.life import Life
+from proofbook.lab.sim.life import JOURNAL_SOCKETS, Life
 from proofbook.lab.sim.os_state import Container, Fault, Machine, System, Timing, User
 from proofbook.lab.sim.state import Hardware
 from proofbook.lab.sim.vfs import FileNode
@@ -99,6 +99,7 @@ def _machine(data: dict[str, Any], table: dict[str, Any], seed: str) -> Machine:
     board = _board(table["board"])
     host = System("", table["hostname"], _stable_id(seed, "host"))
     _add_units(host, _HOST_UNITS)
+    _add_sockets(host, 4.1)
     _add_targets(host)
     _host_files(host, table)
     machine = Machine(
@@ -148,6 +149,16 @@ def _add_units(system: System, table: tuple[tuple[str, str, float | None, str, s
             system.units[name] = unit
 
 
+def _add_sockets(system: System, offset_s: float) -> None:
+    """The sockets through which journald is reached; they are there a little before it."""
+    for name in JOURNAL_SOCKETS:
+        units.write(system, f"/usr/lib/systemd/system/{name}", "[Unit]\nDescription=Journal Socket\n\n[Socket]\nAccept=no\n")
+        unit = units.load(system, name)
+        if unit is not None:
+            unit.boot_offset_s = offset_s
+            system.units[name] = unit
+
+
 def _add_targets(system: System) -> None:
     for name, description in (("multi-user.target", "Multi-User System"), ("graphical.target", "Graphical Interface")):
         units.write(system, f"/usr/lib/systemd/system/{name}", f"[Unit]\nDescription={description}\nAllowIsolate=yes\n")
@@ -182,6 +193,7 @@ def _container(table: dict[str, Any], seed: str, board: Hardware) -> Container:
     for model in table.get("models", []):
         container.files |= checkpoint.files(model["path"], mtp=model.get("mtp", True))
     _add_units(container, _CONTAINER_UNITS)
+    _add_sockets(container, 0.3)
     _add_targets(container)
     for service in table.get("services", []):
         _service(container, service)

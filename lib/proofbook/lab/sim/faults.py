@@ -236,6 +236,11 @@ def _missed(life: Life, p: Parameters) -> None:
     life.at(life.now + p["after_s"], "missed", p["count"])
 
 
+def _journal_stopped(life: Life, p: Parameters) -> None:
+    """Somebody stops journald of a userland; nothing else happens."""
+    life.at(life.now + p["after_s"], "journal_stopped", p.get("container", ""))
+
+
 def _rotated(life: Life, p: Parameters) -> None:
     life.at(life.now + p["after_s"], "vacuum", p["keep_from_s"])
 
@@ -248,6 +253,7 @@ _AFTER_POWER_ON: dict[str, Callable[[Life, Parameters], None]] = {
     "edited-by-hand": _edited,
     "kernel-messages-missed": _missed,
     "journal-rotated": _rotated,
+    "journal-stopped": _journal_stopped,
 }
 
 

@@ -16,6 +16,8 @@ from proofbook.lab.sim.os_state import Boot, Entry, Event, KernelLine, Machine, 
 from proofbook.lab.sim.render_kernel import kernel_boot_lines
 from proofbook.lab.standin.startlog import dated
 
+_JOURNALD = "systemd-journald.service"
+JOURNAL_SOCKETS = ("systemd-journald.socket", "systemd-journald-dev-log.socket")
 #: The catalogue ids of systemd's own messages (systemd's ``sd-messages.h``).
 _STARTED = "39f53479d3a045ac8e11786248231fbf"
 _STARTING = "7d4958e842da4a758f6c1cdc7b36dcc5"
@@ -82,7 +84,9 @@ class Life:
     # ----------------------------------------------------------------------------------------- journal
 
     def entry(self, system: System, fields: dict[str, str]) -> None:
-        """Write one journal entry now."""
+        """Write one journal entry now; while journald is stopped nobody does."""
+        if system.journal_off:
+            return
         boot = self.machine.boot
         system.seqnum += 1
         system.journal.append(
@@ -151,11 +155,11 @@ class Life:
             "PRIORITY": str(priority),
             "SYSLOG_FACILITY": "3",
             "SYSLOG_IDENTIFIER": "systemd-journald",
-            "_PID": str(system.units["systemd-journald.service"].main_pid or 287),
+            "_PID": str(system.units[_JOURNALD].main_pid or 287),
             "_UID": "0",
             "_GID": "0",
             "_COMM": "systemd-journal",
-            "_SYSTEMD_UNIT": "systemd-journald.service",
+            "_SYSTEMD_UNIT": _JOURNALD,
             "MESSAGE": message,
         }
         if catalogue:
@@ -208,6 +212,14 @@ class Life:
         for serial in range(count, count + 12):
             what = 'apparmor="ALLOWED" operation="open" profile="pve-container-mounthotplug"'
             self.on_kernel(5, f"audit: type=1400 audit({self.now:.3f}:{serial}): {what}")
+
+    def on_journal_stopped(self, name: str) -> None:
+        """Somebody stops journald and its sockets, and leaves it at that."""
+        system = self.machine.system(name)
+        for unit_name in JOURNAL_SOCKETS:
+            unit = system.units[unit_name]
+            unit.active, unit.sub, unit.inactive_enter_at = "inactive", "dead", self.now
+        self.stop(system, system.units[_JOURNALD])
 
     def on_vacuum(self, keep_from_s: float) -> None:
         """The journal and the ring buffer lose everything before ``keep_from_s`` of this boot, and older boots altogether."""
@@ -266,7 +278,7 @@ class Life:
             if (
                 unit.active == "active"
                 and unit.name.endswith(".service")
-                and unit.name not in ("systemd-journald.service", "systemd-udevd.service")
+                and unit.name not in (_JOURNALD, "systemd-udevd.service")
             ):
                 self._stopped(m.host, unit)
         for target in ("shutdown.target - System Shutdown", "final.target - Late Shutdown Services"):
@@ -279,7 +291,7 @@ class Life:
             self._kmsg("systemd-shutdown", 1, text)
         self._kmsg(
             "systemd-journald",
-            m.host.units["systemd-journald.service"].main_pid,
+            m.host.units[_JOURNALD].main_pid,
             "Received SIGTERM from PID 1 (systemd-shutdow).",
         )
         self.journald(m.host, "Journal stopped", _JOURNAL_STOP)
@@ -442,7 +454,7 @@ class Life:
         for target in ("graphical.target", "multi-user.target"):
             self._stop_target(container, container.units[target])
         for unit in reversed(list(container.units.values())):
-            if unit.active in ("active", "activating") and unit.name != "systemd-journald.service":
+            if unit.active in ("active", "activating") and unit.name != _JOURNALD:
                 self.stop(container, unit, at_once=True)
         self.pid1(container, "Reached target shutdown.target - System Shutdown.", catalogue=_STARTED)
         self.pid1(container, "Shutting down.", priority=5)
@@ -460,6 +472,11 @@ class Life:
         unit.result, unit.exec_code, unit.exec_status, unit.exec_ended_at = "success", 0, 0, None
         unit.inactive_exit_at = unit.active_enter_at = self.now
         unit.active_exit_at = unit.inactive_enter_at = None
+        if unit.name.endswith(".socket"):
+            unit.active, unit.sub = "active", "running"
+            return
+        if unit.name == _JOURNALD:
+            system.journal_off = False
         if unit.name.endswith(".target"):
             unit.active, unit.sub = "active", "active"
             self.pid1(system, f"Reached target {_name(unit)}.", unit=unit, catalogue=_STARTED)
@@ -687,6 +704,9 @@ class Life:
             self.pid1(system, f"{unit.name}: Failed with result '{result}'.", unit=unit, catalogue=_FAILED_RESULT, priority=4)
         else:
             self.pid1(system, f"{unit.name}: Deactivated successfully.", unit=unit, catalogue=_SUCCESS)
+        if unit.name == _JOURNALD:
+            self.journald(system, "Journal stopped", _JOURNAL_STOP)
+            system.journal_off = True
         self.pid1(system, f"Stopped {_name(unit)}.", unit=unit, catalogue=_STOPPED)
 
     def kill_unit(self, system: System, unit: Unit) -> None:
@@ -759,7 +779,7 @@ def _blank(system: System) -> None:
     system.endpoints.clear()
     system.servers.clear()
     system.running.clear()
-    system.state, system.next_pid = "off", 300
+    system.state, system.next_pid, system.journal_off = "off", 300, False
     for path in [p for p in system.files if p.startswith(("/run/", "/dev/shm/"))]:
         del system.files[path]
     for name, unit in list(system.units.items()):
