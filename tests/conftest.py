@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 # No test has a stopwatch: a busy machine is no defect of the code. Speed is measured in benchmarks/.
 settings.register_profile("proofbook", deadline=None)
 settings.load_profile("proofbook")
+
+
+@pytest.fixture(scope="session")
+def fake_libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in for libcuda.so.1, compiled."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("NOT TESTED: no C compiler here, so the stand-in for libcuda.so.1 cannot be built")
+    built = tmp_path_factory.mktemp("fake-cuda") / "libcuda.so.1"
+    source = Path(__file__).parent / "fake_cuda" / "libcuda.c"
+    subprocess.run(
+        [compiler, "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", built, source], check=True
+    )
+    return built

@@ -8,7 +8,7 @@
  * and is kept for ever, at a phase. Copying between devices copies runs. An upload that repeats a kept block (compared byte by
  * byte) becomes a run of it. Real bytes are only written where the host reads. 256 MiB of a pattern are one run.
  *
- * The plan is the text file $FAKE_CUDA_PLAN, a statement a line ("#" begins a comment, "*" fits every device):
+ * The plan is the text file $FAKE_CUDA_PLAN, else /etc/fake-cuda.plan, a statement a line ("#" begins a comment, "*" fits every device):
  *   device PCI UUID(32 hex digits) MEMORY_MIB [NAME…]           in CUDA's order
  *   local PCI GBPS US · link SRC DST GBPS US                    GB/s and microseconds of a copy; the last that fits counts
  *   deny SRC DST                                                the driver says that SRC cannot reach DST
@@ -17,11 +17,14 @@
  *   fault SRC DST PATH MIN MAX [together] [from N] KIND [ARGUMENT]
  *     PATH: ce-push ce-pull sm-store sm-load local, peer (any of the first four), init, context, module;  MIN, MAX: bytes of one copy
  *     KIND: lost · zeros · shift BYTES · garbage WORDS · error CODE · hang · stall (hang, and state D) · crash · gbps X ·
- *           line TEXT (a kernel line; %a is the initiator's address) · once-wrong FILE (wrong while FILE does not exist; makes it)
+ *           line TEXT (a kernel line; %a is the initiator's address) · once-wrong FILE (wrong while FILE does not exist; makes it) ·
+ *           poke FILE WORD (the word is written into the file, %a as above: where a real kernel has a device that can be told to)
  *     together: only while another stream has work that nobody has asked about; from N: not for the first N copies of a process
  * Several faults may fit one copy; all of them happen.
  */
 #define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -99,16 +102,16 @@ static void read_fault(const char *line) {
     if (sscanf(rest, "from %d %n", &f->from, &more) == 1) rest += more;
     if (sscanf(rest, "%15s %n", f->kind, &used) != 1) die("bad line in the plan: %s", line);
     snprintf(f->argument, sizeof f->argument, "%s", rest + used);
-    static const char *const known[] = {"lost", "zeros", "shift", "garbage", "error", "hang", "stall", "crash", "gbps", "line", "once-wrong"};
+    static const char *const known[] = {"lost", "zeros", "shift", "garbage", "error", "hang", "stall", "crash", "gbps", "line", "once-wrong", "poke"};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (!strcmp(known[i], f->kind)) return;
     die("unknown kind of fault: %s", f->kind);
 }
 
 static void read_plan(void) {
-    const char *path = getenv("FAKE_CUDA_PLAN");
-    FILE *file = path ? fopen(path, "r") : NULL;
-    if (!file) die("no plan: FAKE_CUDA_PLAN is %s", path ? path : "not set");
+    const char *path = getenv("FAKE_CUDA_PLAN") ? getenv("FAKE_CUDA_PLAN") : "/etc/fake-cuda.plan";
+    FILE *file = fopen(path, "r");
+    if (!file) die("no plan: %s cannot be read, and FAKE_CUDA_PLAN names no other", path);
     char line[1024];
     while (fgets(line, sizeof line, file)) {
         line[strcspn(line, "\n")] = 0;
@@ -298,6 +301,12 @@ static void *make(size_t size, int magic) {
     return made;
 }
 
+static void put_named(FILE *file, const char *text, const char *end, const char *initiator) {
+    for (const char *c = text; c < end; c++)
+        if (c[0] == '%' && c[1] == 'a') fputs(initiator, file), c++;
+        else fputc(*c, file);
+}
+
 static void kernel_line(const char *text, const char *initiator) {
     FILE *file = fopen(kmsg, "a+");
     long sequence = 0;
@@ -306,11 +315,22 @@ static void kernel_line(const char *text, const char *initiator) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     fprintf(file, "4,%ld,%lld,-;", sequence, (long long)t.tv_sec * 1000000 + t.tv_nsec / 1000);
-    for (const char *c = text; *c; c++)
-        if (c[0] == '%' && c[1] == 'a') fputs(initiator, file), c++;
-        else fputc(*c, file);
+    put_named(file, text, text + strlen(text), initiator);
     fputc('\n', file);
     fclose(file);
+}
+
+/* One write, at once: a file of sysfs takes a word only as that. */
+static void poke(const char *text, const char *initiator) {
+    const char *space = strchr(text, ' ');
+    if (!space) die("poke: no word to write in: %s", text);
+    char path[600] = "";
+    FILE *name = fmemopen(path, sizeof path, "w");
+    put_named(name, text, space, initiator);
+    fclose(name);
+    int file = open(path, O_WRONLY);
+    if (file < 0 || write(file, space + 1, strlen(space + 1)) < 0) die("poke: %s cannot be written: %s", path, strerror(errno));
+    close(file);
 }
 
 /* As a driver that is stuck in the kernel: the plan's folder has the state, since nobody but the kernel can make a real one. */
@@ -381,6 +401,7 @@ static CUresult copy(int src, int dst, int way, CUdeviceptr to, CUdeviceptr from
         else if (!strcmp(f->kind, "crash")) kill(getpid(), SIGSEGV);
         else if (!strcmp(f->kind, "gbps")) gbps = atof(f->argument);
         else if (!strcmp(f->kind, "line")) kernel_line(f->argument, devices[initiator].pci);
+        else if (!strcmp(f->kind, "poke")) poke(f->argument, devices[initiator].pci);
         else damage(f, target, to - target->address, size, source, from - source->address, &data, &write);
     }
     if (error) {

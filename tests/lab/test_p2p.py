@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -175,17 +174,6 @@ def test_options_that_make_no_sense_are_refused(bench: Callable[[str], Any]) -> 
 # ---------------------------------------------------------------------------------------- as the real program has it
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("NOT TESTED: no C compiler here, so the stand-in for libcuda.so.1 cannot be built")
-    built = tmp_path_factory.mktemp("fake-cuda") / "libcuda.so.1"
-    source = Path(__file__).parents[1] / "fake_cuda" / "libcuda.c"
-    subprocess.run([compiler, "-std=c11", "-O2", "-shared", "-fPIC", "-o", built, source], check=True)
-    yield built
-
-
 def shapes(said: bytes) -> dict[tuple[str, ...], set[tuple[str, ...]]]:
     """The keys of every kind of event; of results also by outcome."""
     found: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
@@ -197,7 +185,9 @@ def shapes(said: bytes) -> dict[tuple[str, ...], set[tuple[str, ...]]]:
 
 
 @pytest.mark.parametrize("name", ["p2p-healthy", "p2p-lost-writes", "p2p-hang-two-ranks"])
-def test_events_have_the_shape_of_the_real_probes(bench: Callable[[str], Any], library: Path, tmp_path: Path, name: str) -> None:
+def test_events_have_the_shape_of_the_real_probes(
+    bench: Callable[[str], Any], fake_libcuda: Path, tmp_path: Path, name: str
+) -> None:
     """The real program with the stand-in library makes the same kinds of events, with the same keys."""
     rules = {
         "p2p-healthy": [],
@@ -207,7 +197,7 @@ def test_events_have_the_shape_of_the_real_probes(bench: Callable[[str], Any], l
     devices = [f"device {pci} {str(n) * 32} 4096 Fake GPU" for n, pci in enumerate((A, B, C, D), 1)]
     (tmp_path / "plan").write_text("\n".join([*devices, *rules]) + "\n")
     options = {**QUICK, "state": "", "grace_s": 0, "step_deadline_s": 1, "smi": "", "kmsg": "", "gone_s": 5}
-    env = {"PATH": os.environ["PATH"], "FAKE_CUDA_PLAN": str(tmp_path / "plan"), "PROOFBOOK_LIBCUDA": str(library)}
+    env = {"PATH": os.environ["PATH"], "FAKE_CUDA_PLAN": str(tmp_path / "plan"), "PROOFBOOK_LIBCUDA": str(fake_libcuda)}
     real = subprocess.run(
         [sys.executable, "-c", P2P_PROBE, json.dumps(options)], env=env, capture_output=True, check=False, timeout=120
     )

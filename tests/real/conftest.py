@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from proofbook.inventory import connect, load_inventory
-from proofbook.lab.real import topology
+from proofbook.lab.real import debian, topology
 from proofbook.lab.real.box import Box
 from proofbook.lab.real.places import Places
 from proofbook.lab.real.vm import Vm
@@ -149,23 +149,68 @@ class VirtualMachine(Machine):
         return self.sh(f"readlink -f /sys/bus/pci/devices/{pci}/iommu_group")
 
 
-@contextmanager
-def vm_in(folder: Path, name: str = "vm", *, suite: str = "") -> Iterator[VirtualMachine]:
-    """A virtual machine that serves; ``lab:<name>`` leads to it. Its topology is what its name says."""
-    (folder / "cache").symlink_to(Places.default().cache)  # what was built is the user's own, and built once
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PROOFBOOK_LAB_DIR", str(folder))
-        vm = Vm(name, Places.default(), name.removeprefix("vm-") if name != "vm" else topology.DEFAULT)
-        machine = VirtualMachine(vm)
-        try:
-            vm.up(suite=suite, owner=os.getpid())
-            machine.booted()
-            asked = "curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:30000/health || true"
-            until(lambda: machine.sh(asked) == "200", "it serves", 300)
-            yield machine
-        finally:
-            machine.close()
-            vm.down()
+class Kept:
+    """The virtual machines of this session, by name and release of Debian.
+
+    Each is booted once and its state saved; whoever needs it later begins there. Nobody runs it meanwhile: an idle machine under
+    emulation costs a busy one its time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._cache = Places.default().cache  # what was built is the user's own, and built once
+        self._machines: dict[tuple[str, str], VirtualMachine] = {}
+
+    @contextmanager
+    def ready(self, name: str = "vm", suite: str = "") -> Iterator[VirtualMachine]:
+        """One that serves; ``lab:<name>`` leads to it. Its topology is what its name says."""
+        suite = suite or debian.default_suite()
+        folder = self._folder / f"{name}-{suite}"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PROOFBOOK_LAB_DIR", str(folder))
+            machine = self._machines.get((name, suite))
+            if machine is None or machine.vm.status() is None:
+                folder.mkdir(exist_ok=True)
+                if not (folder / "cache").exists():
+                    (folder / "cache").symlink_to(self._cache)
+                machine = self._machines[name, suite] = _boot(name, suite)
+            else:
+                machine.vm.restore()
+            try:
+                yield machine
+            finally:
+                machine.close()
+                if machine.vm.status() is not None:
+                    machine.vm.freeze()
+
+    def down(self) -> None:
+        while self._machines:
+            self._machines.popitem()[1].vm.down()
+
+
+def _boot(name: str, suite: str) -> VirtualMachine:
+    vm = Vm(name, Places.default(), name.removeprefix("vm-") if name != "vm" else topology.DEFAULT)
+    machine = VirtualMachine(vm)
+    try:
+        vm.up(suite=suite, owner=os.getpid())
+        machine.booted()
+        asked = "curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:30000/health || true"
+        until(lambda: machine.sh(asked) == "200", "it serves", 300)
+        machine.sh("nvidia-smi; sync")  # Python keeps what it compiled
+        vm.save()
+    except BaseException:
+        vm.down()
+        raise
+    return machine
+
+
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    found = Kept(tmp_path_factory.mktemp("kept"))
+    try:
+        yield found
+    finally:
+        found.down()
 
 
 @contextmanager

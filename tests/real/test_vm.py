@@ -23,7 +23,7 @@ from proofbook.probes.kernel_log import KernelLog
 from proofbook.probes.nvidia import Driver, Gpus
 from proofbook.probes.pci import PciDevices
 
-from .conftest import UNMAPPED, VirtualMachine, until, vm_in
+from .conftest import UNMAPPED, Kept, VirtualMachine, until
 from .contract import A_VM, EVERYWHERE, LESS, Simulated, ask, rows, unexplained
 from .runs import Told, reboot_verification
 
@@ -34,10 +34,8 @@ GPUS = topology.load("four-gpus").gpus()
 
 
 @pytest.fixture(scope="module")
-def booted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VirtualMachine]:
-    with vm_in(tmp_path_factory.mktemp("lab")) as machine:
-        machine.sh("nvidia-smi; sync")  # Python keeps what it compiled
-        machine.vm.save()
+def booted(kept: Kept) -> Iterator[VirtualMachine]:
+    with kept.ready() as machine:
         yield machine
 
 

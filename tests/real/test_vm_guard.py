@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from .conftest import VirtualMachine, until, vm_in
+from .conftest import Kept, VirtualMachine, until
 from .test_box_guard import UNIT, Change
 
 pytestmark = pytest.mark.vm
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VirtualMachine]:
-    with vm_in(tmp_path_factory.mktemp("lab")) as machine:
+def machine(kept: Kept) -> Iterator[VirtualMachine]:
+    with kept.ready() as machine:
         yield machine
 
 

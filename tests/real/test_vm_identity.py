@@ -23,7 +23,7 @@ from proofbook.probes.kernel_log import KernelLog
 from proofbook.probes.pci import PciDevices
 from proofbook.remote.iommu_identity import FLAG, HOME, IDENTITY, PROGRAM, PULL, UNIT, UNIT_PATH, pull, unit
 
-from .conftest import VirtualMachine, until, vm_in
+from .conftest import Kept, VirtualMachine, until
 from .runs import Told
 
 pytestmark = pytest.mark.vm
@@ -36,10 +36,8 @@ RUN = "20261129T120000Z-vm01"
 
 
 @pytest.fixture(scope="module")
-def booted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VirtualMachine]:
-    with vm_in(tmp_path_factory.mktemp("lab")) as machine:
-        machine.sh("nvidia-smi; sync")
-        machine.vm.save()
+def booted(kept: Kept) -> Iterator[VirtualMachine]:
+    with kept.ready() as machine:
         yield machine
 
 
@@ -51,8 +49,8 @@ def machine(booted: VirtualMachine) -> Iterator[VirtualMachine]:
 
 
 @pytest.fixture(scope="module", params=debian.SUITES)
-def shared_group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VirtualMachine]:
-    with vm_in(tmp_path_factory.mktemp("lab"), "vm-shared-group", suite=request.param) as machine:
+def shared_group(request: pytest.FixtureRequest, kept: Kept) -> Iterator[VirtualMachine]:
+    with kept.ready("vm-shared-group", request.param) as machine:
         yield machine
 
 

@@ -17,7 +17,7 @@ from proofbook.probes.iommu import IommuGroups
 from proofbook.probes.kernel_log import KernelLog
 from proofbook.probes.pci import PciDevices
 
-from .conftest import VirtualMachine, until, vm_in
+from .conftest import Kept, VirtualMachine, until
 from .contract import A_VM, EVERYWHERE, LESS, Simulated, ask, rows, unexplained
 from .runs import reboot_verification
 
@@ -33,14 +33,14 @@ Suited = tuple[str, VirtualMachine]
 
 
 @pytest.fixture(scope="module", params=debian.SUITES)
-def shared_group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suited]:
-    with vm_in(tmp_path_factory.mktemp("lab"), "vm-shared-group", suite=request.param) as machine:
+def shared_group(request: pytest.FixtureRequest, kept: Kept) -> Iterator[Suited]:
+    with kept.ready("vm-shared-group", request.param) as machine:
         yield request.param, machine
 
 
 @pytest.fixture(scope="module")
-def in_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VirtualMachine]:
-    with vm_in(tmp_path_factory.mktemp("lab"), "vm-nic-and-nvme", suite="trixie") as machine:
+def in_tree(kept: Kept) -> Iterator[VirtualMachine]:
+    with kept.ready("vm-nic-and-nvme", "trixie") as machine:
         yield machine
 
 

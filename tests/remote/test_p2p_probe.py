@@ -34,18 +34,6 @@ SIZES = [4, 4099, 4096, MIB]
 PEER_PATHS = ("ce-push", "ce-pull", "sm-store", "sm-load")
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("NOT TESTED: no C compiler here, so the stand-in for libcuda.so.1 cannot be built")
-    built = tmp_path_factory.mktemp("fake-cuda") / "libcuda.so.1"
-    subprocess.run(
-        [compiler, "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", built, SOURCE], check=True
-    )
-    return built
-
-
 @dataclass
 class Machine:
     """A machine with the stand-in: ``run`` runs the probe there to its end."""
@@ -73,8 +61,8 @@ class Machine:
 
 
 @pytest.fixture
-def machine(library: Path, tmp_path: Path) -> Machine:
-    made = Machine(library, tmp_path)
+def machine(fake_libcuda: Path, tmp_path: Path) -> Machine:
+    made = Machine(fake_libcuda, tmp_path)
     made.plan()
     return made
 
