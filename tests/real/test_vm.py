@@ -239,6 +239,14 @@ def test_a_dma_fault(machine: VirtualMachine, tmp_path: Path) -> None:
     assert any(line.startswith(f"iommu.DmaFaults {GPUS[3]}") for line in told.worst_of("FAIL"))
 
 
+def test_a_slow_and_lossy_link_is_only_slow(machine: VirtualMachine, tmp_path: Path) -> None:
+    machine.sh("modprobe sch_netem && tc qdisc add dev eth0 root netem delay 300ms 50ms loss 2% rate 1mbit")
+    told = verify(machine, tmp_path, reboot=False)
+    assert told.outcome.status == "completed"
+    assert told.worst_of("FAIL") + told.worst_of("UNKNOWN") == []
+    assert "netem" in machine.sh("tc qdisc show dev eth0")
+
+
 def test_a_power_cut_in_the_middle_of_the_shutdown(machine: VirtualMachine, tmp_path: Path) -> None:
     machine.write(
         "/etc/systemd/system/slow.service",
