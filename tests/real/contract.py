@@ -344,6 +344,14 @@ def _strange_kernel_lines(text: str) -> Iterator[str]:
     return (line for line in text.splitlines() if not re.match(r"\[ *\d+\.\d{6}\] ", line))
 
 
+#: What differs from machine to machine in a path.
+_PLACES = (
+    (r"/iommu_groups/\d+", "/iommu_groups/<n>"),
+    (r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d", "<pci>"),
+    (r"^/proc/\d+", "/proc/<pid>"),
+)
+
+
 def _kinds_of_files(text: str) -> dict[str, set[str]]:
     """Path, with addresses and numbers taken out → what was found there, and the kinds of its content."""
     found: dict[str, set[str]] = {}
@@ -354,9 +362,9 @@ def _kinds_of_files(text: str) -> dict[str, set[str]]:
                 found[place].add(kind(line[1:]) if not place.startswith("/proc/driver") else "text")
             continue
         letter, _, path = line.partition(" ")
-        place = re.sub(
-            r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d", "<pci>", re.sub(r"/iommu_groups/\d+", "/iommu_groups/<n>", path)
-        )
+        place = path
+        for pattern, name in _PLACES:
+            place = re.sub(pattern, name, place)
         found.setdefault(place, set()).add(letter)
     return found
 
@@ -364,6 +372,8 @@ def _kinds_of_files(text: str) -> dict[str, set[str]]:
 def _files(simulated: str, real: str) -> Iterator[str]:
     a, b = _kinds_of_files(simulated), _kinds_of_files(real)
     for place in sorted(a.keys() & b.keys()):
+        if place.startswith("/proc/<pid>") and b[place] == {"N"}:
+            continue  # it has ended meanwhile
         if strange := a[place] - b[place]:
             yield f"{place}: {', '.join(sorted(strange))} simulated, never real (real: {', '.join(sorted(b[place]))})"
 
@@ -381,6 +391,7 @@ EVERYWHERE: Reasons = (
         r"exit status 0 simulated, 1 real|only simulated",
         "no real machine here has a model",
     ),
+    (r"lsinitramfs .*", r"exit status 0 simulated, 127 real", "no real machine here makes its own initramfs"),
     (r"which .*", r"exit status 0 simulated, 1 real", "the simulated machine is a Proxmox host, with pct"),
     (r"pct .*", r".*", "no real machine here is a Proxmox host"),
     (r"proofbook-open-devices /dev/nvidia.*", r"only simulated", "no container to ask; other nodes are compared"),

@@ -38,7 +38,8 @@ def test_every_question_is_compared_on_one_of_the_real_machines(simulated: Simul
 
 
 def agrees(simulated: Said, real: Said) -> None:
-    assert unexplained(rows(simulated, real), EVERYWHERE + LESS + A_BOX) == []
+    left = unexplained(rows(simulated, real), EVERYWHERE + LESS + A_BOX)
+    assert not left, "\n".join(left)
     for probe, why in simulated.unknown.items():
         if not probe.startswith(NOT_HERE):
             assert bool(why) == bool(real.unknown[probe]), (probe, why, real.unknown[probe])

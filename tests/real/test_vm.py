@@ -310,6 +310,7 @@ def test_a_fault_that_journald_never_saw(machine: VirtualMachine, tmp_path: Path
 def test_a_vm_answers_as_the_simulated_machine_does(machine: VirtualMachine, simulated: Simulated) -> None:
     with machine.transport() as transport:
         real = ask(transport.gather, simulated=False)
-    assert unexplained(rows(simulated["root"], real), EVERYWHERE + LESS + A_VM) == []
+    left = unexplained(rows(simulated["root"], real), EVERYWHERE + LESS + A_VM)
+    assert not left, "\n".join(left)
     for probe, why in simulated["root"].unknown.items():
         assert bool(why) == bool(real.unknown[probe]), (probe, why, real.unknown[probe])

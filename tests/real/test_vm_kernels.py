@@ -111,7 +111,8 @@ def test_devices_with_drivers_of_the_kernel_itself(in_tree: VirtualMachine) -> N
 def test_the_new_release_answers_as_the_simulated_machine_does(in_tree: VirtualMachine, simulated: Simulated) -> None:
     with in_tree.transport() as transport:
         real = ask(transport.gather, simulated=False)
-    assert unexplained(rows(simulated["root"], real), EVERYWHERE + LESS + A_VM) == []
+    left = unexplained(rows(simulated["root"], real), EVERYWHERE + LESS + A_VM)
+    assert not left, "\n".join(left)
 
 
 def test_the_new_kernel_and_systemd_reboot_and_are_as_before(in_tree: VirtualMachine, tmp_path: Path) -> None:

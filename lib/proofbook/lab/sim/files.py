@@ -83,6 +83,7 @@ class Files:
         return {
             "/etc/hostname": file(system.hostname + "\n", 0o644),
             "/etc/machine-id": file(system.machine_id + "\n"),
+            "/etc/systemd/journald.conf": file("# The compile-time defaults are shown.\n\n[Journal]\n#Storage=auto\n", 0o644),
             f"/var/log/journal/{system.machine_id}": directory(0o755),
             "/etc/os-release": link("../usr/lib/os-release"),
             "/usr/lib/os-release": file(system.os_release, 0o644),
