@@ -34,6 +34,8 @@ Break = Callable[[Any], Any]
         (lambda w: w.row(w.B, recovery_action="Reboot"), FAIL, "recovery action: Reboot", Suggested.REBOOT),
         (lambda w: w.row(w.B, recovery_action="Something New"), FAIL, "Something New", Suggested.LOOK),
         (lambda w: w.row(w.B, recovery_action=""), PASS, "not reported", Suggested.NONE),
+        (lambda w: w.row(w.B, detailed=False), FAIL, "nvidia-smi -q does not list it", Suggested.LOOK),
+        (lambda w: w.row(w.B, detailed=None), PASS, "recovery action None", Suggested.NONE),
         (lambda w: w.row(w.B, broken={"pstate": "[GPU requires reset]"}), FAIL, "[GPU requires reset]", Suggested.RESET_GPU),
         (
             lambda w: w.row(w.B, uuid="GPU-00000000-0000-0000-0000-000000000000"),

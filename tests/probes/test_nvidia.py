@@ -49,7 +49,8 @@ def test_rows_problems_and_details(smi: Any, sample: Any) -> None:
         12,
         True,
     )
-    assert good.broken == {}
+    assert good.broken == {} and good.detailed
+    assert table.rows["0000:61:00.0"].detailed is False, "the document does not list it"
     assert table.problems == {"0000:21:00.0": "Unable to determine the device handle for GPU1: 0000:21:00.0: Unknown Error"}
     assert (table.driver_version, table.exit_status) == ("595.58.03", 0)
 
@@ -114,7 +115,8 @@ def test_nvidia_smi_that_is_missing_or_hangs_is_unknown(smi: Any, said: dict[str
 )
 def test_broken_documents_cost_only_the_details(smi: Any, xml: str, problem: str) -> None:
     table = smi(ROW, xml).value(Gpus())
-    assert table.rows["0000:01:00.0"].recovery_action == ""
+    row = table.rows["0000:01:00.0"]
+    assert (row.recovery_action, row.detailed) == ("", False if '<gpu id="x"' in xml else None)
     assert problem in table.problems[""]
 
 

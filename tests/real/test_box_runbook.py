@@ -141,4 +141,5 @@ def test_journald_stopped_while_we_look(box: Machine, tmp_path: Path) -> None:
     told = reboot_verification("lab:box", tmp_path / "out", reboot=False)
     assert told.outcome.status == "completed"
     assert told.outcome.verdict in ("UNKNOWN", "FAIL")
+    assert told.verdicts("journal.JournalKept") == {"systemd-journald": "UNKNOWN"}
     assert set(told.verdicts("service.ServiceAnswers").values()) == {"PASS"}

@@ -620,6 +620,29 @@ def test_logs_of_containers_are_unwrapped() -> None:
         assert ids(judge_paste(wrapped)) == ["sglang-scheduler-exception"]
 
 
+XML = (
+    '<?xml version="1.0" ?>\n<nvidia_smi_log>\n\t<attached_gpus>{attached}</attached_gpus>\n\t<gpu id="00000000:41:00.0">\n'
+    "\t\t<gpu_recovery_action>None</gpu_recovery_action>\n\t</gpu>\n</nvidia_smi_log>\n"
+)
+TWO_GPUS = "".join(
+    f"{bus}:00.0 VGA compatible controller: NVIDIA Corporation Device [10de:2bb5]\n\tKernel driver in use: {driver}\n"
+    for bus, driver in (("41", "nvidia"), ("81", "{driver}"))
+)
+
+
+def test_a_gpu_that_the_driver_holds_and_nvidia_smi_does_not_list() -> None:
+    said = judge_paste(TWO_GPUS.format(driver="nvidia") + "\n" + XML.format(attached=1))
+    assert said.verdict is Verdict.UNKNOWN
+    assert [(f.signature, f.device) for f in said.findings] == [("gpu-not-in-nvidia-smi", "0000:81:00.0")]
+    assert judge_paste(TWO_GPUS.format(driver="vfio-pci") + "\n" + XML.format(attached=1)).verdict is Verdict.PASS
+    other_machine = XML.format(attached=1).replace("41:00", "c1:00")
+    assert judge_paste(TWO_GPUS.format(driver="nvidia") + "\n" + other_machine).findings == ()
+
+
+def test_xml_with_fewer_gpus_than_attached_was_cut() -> None:
+    assert ids(judge_paste(XML.format(attached=2))) == ["smi-fewer-than-attached"]
+
+
 def test_xml_of_nvidia_smi_names_its_gpu() -> None:
     xml = (
         '<?xml version="1.0" ?>\n<nvidia_smi_log>\n\t<gpu id="00000000:41:00.0">\n'

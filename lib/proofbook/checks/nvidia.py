@@ -62,18 +62,29 @@ class GpusPresent(Check):
             return [*findings, *self._nobody_said(present, devices, table, no_pci, no_table)]
         findings += [_Look(self, gpu, devices, table, no_pci, no_table).finding() for gpu in expected]
         extra = [a for a in present if a not in {e.pci for e in expected}]
-        findings += [
-            self.warned(
-                f"a GPU that {expected[0].by} does not have",
-                subject=address,
-                expected="absent",
-                observed=self._named(address, table),
-                action=Suggested.FIX_CONFIG,
-                what_to_do="Was it added, or did an address move? Correct the inventory, or look which slot it is in.",
+        for address in extra:
+            findings.append(
+                self.warned(
+                    f"a GPU that {expected[0].by} does not have",
+                    subject=address,
+                    expected="absent",
+                    observed=self._named(address, table),
+                    action=Suggested.FIX_CONFIG,
+                    what_to_do="Was it added, or did an address move? Correct the inventory, or look which slot it is in.",
+                )
             )
-            for address in extra
-        ]
+            # WHY: its place in the inventory may be missing, and the GPU broken all the same.
+            if bad := self._as_it_is(address, devices, table, no_pci, no_table):
+                findings.append(bad)
         return findings
+
+    def _as_it_is(
+        self, address: str, devices: Mapping[str, PciFacts] | None, table: GpuTable | None, no_pci: str, no_table: str
+    ) -> Finding | None:
+        """What is wrong with a GPU of which nobody said how it should be; None when nothing is."""
+        driver = devices[address].driver if devices and address in devices else "nvidia"
+        there = ExpectedGpu(address, driver, "", "", "", "", None, "", "PCI")
+        return _Look(self, there, devices, table, no_pci, no_table).bad()
 
     @staticmethod
     def _named(address: str, table: GpuTable | None) -> str:
@@ -100,10 +111,7 @@ class GpusPresent(Check):
         """Without an expectation a fault can be seen, but not that everything is there."""
         findings = []
         for address in sorted({*present, *(a for a in (table.problems if table else ()) if a)}):
-            driver = devices[address].driver if devices and address in devices else "nvidia"
-            there = ExpectedGpu(address, driver, "", "", "", "", None, "", "PCI")
-            finding = _Look(self, there, devices, table, no_pci, no_table).bad()
-            if finding:
+            if finding := self._as_it_is(address, devices, table, no_pci, no_table):
                 findings.append(finding)
         findings.append(
             self.unknown(
@@ -206,6 +214,9 @@ class _Look:
         self._proc(self.table)
 
     def _row(self, row: GpuRow) -> None:
+        if row.detailed is False:
+            what = "The driver half knows it: read the kernel log (NVRM, Xid) for this address before anything runs on it."
+            self.wrong.append(("nvidia-smi -q does not list it, though it has a row in the table", Suggested.LOOK, what))
         for name, text in sorted(row.broken.items()):
             self.wrong.append((f"nvidia-smi shows {text!r} as {name}", Suggested.RESET_GPU, _RECOVERY["reset"][1]))
         self._uuid(row)

@@ -77,6 +77,7 @@ class GpuRow:
     memory_mib: int | None = None
     memory_used_mib: int | None = None
     persistence: bool | None = None
+    detailed: bool | None = None  # whether nvidia-smi -q -x has an entry of it; None when it gave no whole document
     broken: dict[str, str] = field(default_factory=dict)
 
 
@@ -267,13 +268,13 @@ def _add_problem(problems: dict[str, str], line: str) -> None:
         problems[key] = f"{problems[key]}\n{line}" if key in problems else line
 
 
-def _gpu_row(cells: Sequence[str], details: Mapping[str, Element]) -> GpuRow:
+def _gpu_row(cells: Sequence[str], details: Mapping[str, Element] | None) -> GpuRow:
     index, bus_id, uuid, name, _, vbios, pstate, gen, gen_max, width, width_max = cells
     pci = pci_address(bus_id)
     names = ("index", "uuid", "name", "vbios", "pstate", "gen_current", "gen_max", "width_current", "width_max")
     values = (index, uuid, name, vbios, pstate, gen, gen_max, width, width_max)
     broken = {n: v for n, v in zip(names, values, strict=True) if _is_broken(v)}
-    gpu = details.get(pci)
+    gpu = None if details is None else details.get(pci)
 
     def detail(path: str) -> str:
         text = (gpu.findtext(path) or "").strip() if gpu is not None else ""
@@ -300,6 +301,7 @@ def _gpu_row(cells: Sequence[str], details: Mapping[str, Element]) -> GpuRow:
         memory_mib=_number(detail("fb_memory_usage/total")),
         memory_used_mib=_number(detail("fb_memory_usage/used")),
         persistence={"Enabled": True, "Disabled": False}.get(persistence),
+        detailed=None if details is None else gpu is not None,
         broken=broken,
     )
 
@@ -330,15 +332,15 @@ def _text_beside_xml(details: Result) -> list[str]:
     return [*before.splitlines(), *after.splitlines()]
 
 
-def _xml_gpus(details: Result, problems: dict[str, str]) -> dict[str, Element]:
-    """The ``<gpu>`` elements by PCI address; none when the document is not whole, which is then a problem."""
+def _xml_gpus(details: Result, problems: dict[str, str]) -> dict[str, Element] | None:
+    """The ``<gpu>`` elements by PCI address; None when the document is not whole, which is then a problem."""
     from xml.etree import ElementTree  # costs 10 ms at import; only this probe needs it
 
     _, begins, rest = details.text.partition("<?xml")
     if not begins:
         if not problems:
             _add_problem(problems, f"nvidia-smi -q -x gave no document: {said(details) or details.trouble or 'it said nothing'}")
-        return {}
+        return None
     content, end, _ = rest.partition("?>")[2].partition("</nvidia_smi_log>")
     # WHY: an entity can be defined to blow up when it is read; nvidia-smi defines none.
     if "<!ENTITY" in content:
@@ -347,7 +349,7 @@ def _xml_gpus(details: Result, problems: dict[str, str]) -> dict[str, Element]:
         root = ElementTree.fromstring(content + end)
     except ElementTree.ParseError as error:
         _add_problem(problems, f"nvidia-smi -q -x gave a broken document ({error})")
-        return {}
+        return None
     found = {}
     for gpu in root.iterfind("gpu"):
         try:

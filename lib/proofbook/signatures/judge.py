@@ -367,6 +367,8 @@ class Judging:
         self._healthy: LogLine | None = None  # the last answer of the server's health endpoint
         self._gaps: list[str] = list(context.gaps)
         self._gpus: set[str] = {pci_address(p) for p in context.gpus}
+        self._listed: set[str] = set()  # by nvidia-smi
+        self._bound: set[str] = set()  # to the nvidia driver, as lspci has it
         self._others: dict[str, str] = {}  # PCI address: driver or class that shows it is no GPU
         self._n = 0
         self._lines = 0
@@ -568,6 +570,15 @@ class Judging:
     def learn_gpu(self, address: str) -> None:
         """Told by a tool's answer: this address is a GPU's."""
         self._gpus.add(pci_address(address))
+
+    def learn_row(self, address: str) -> None:
+        """Told by nvidia-smi: the driver has this GPU in its list."""
+        self.learn_gpu(address)
+        self._listed.add(pci_address(address))
+
+    def learn_bound(self, address: str) -> None:
+        """Told by lspci: the nvidia driver holds this GPU."""
+        self._bound.add(pci_address(address))
 
     def learn_other(self, address: str, what: str) -> None:
         """Told by a tool's answer: this address is no GPU's."""
@@ -843,6 +854,13 @@ class Judging:
             unknown_verdict=self._unknown_verdict,
             boots=tuple(b.label for b in self._boots.values() if b.label and b.lines),
         )
+
+    def unlisted_gpus(self) -> tuple[str, ...]:
+        """GPUs that the nvidia driver holds and that no answer of nvidia-smi lists, by address.
+
+        None when the two have no GPU in common: then they are of two machines.
+        """
+        return tuple(sorted(self._bound - self._listed)) if self._bound & self._listed else ()
 
     def unclean_boots(self) -> list[SignatureFinding]:
         """Boots that another one follows and that were not shut down in order, where systemd's own lines would have said so."""

@@ -81,6 +81,8 @@ def _judge(sources: Iterable[Source], context: LogContext | None, year: int | No
     findings = [*said.findings, *findings_of(reading.server.starts, said.findings)]
     findings += reading.judging.unclean_boots()
     findings += [_damaged(reason, reading.ends.lines) for reason in reading.damage]
+    told = {f.device for f in findings}
+    findings += [_unlisted(gpu, reading.ends.lines) for gpu in reading.judging.unlisted_gpus() if gpu not in told]
     findings = _both_memory_errors(findings)
     recognised = bool(findings or said.facts or said.benign or said.unknown_lines or reading.answers or reading.kinds.names())
     verdict = worst([Verdict.PASS, *(f.verdict for f in findings), *([said.unknown_verdict] if said.unknown_lines else [])])
@@ -138,6 +140,26 @@ def _damaged(reason: str, line: int) -> SignatureFinding:
         code="",
         lines=(),
         what_to_do="Get the rest: the journal of that boot, the console's or the BMC's log.",
+        kind="gap",
+    )
+
+
+def _unlisted(gpu: str, line: int) -> SignatureFinding:
+    return SignatureFinding(
+        signature="gpu-not-in-nvidia-smi",
+        verdict=Verdict.UNKNOWN,
+        device=gpu,
+        count=1,
+        at_least=False,
+        first=Moment(line),
+        last=Moment(line),
+        root=True,
+        caused_by=None,
+        reason="the nvidia driver holds this GPU (lspci), and no answer of nvidia-smi in this log lists it.",
+        action=Suggested.LOOK,
+        code="",
+        lines=(),
+        what_to_do="Ask nvidia-smi for it by its address (`nvidia-smi -q -i <address>`), and the kernel log for NVRM and Xid.",
         kind="gap",
     )
 

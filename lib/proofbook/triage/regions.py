@@ -66,7 +66,7 @@ def read_smi_q(lines: list[str], judging: Judging) -> Iterator[Statement]:
         head = _GPU.match(line)
         if head:
             device, above = pci_address(head["pci"]), {}
-            judging.learn_gpu(device)
+            judging.learn_row(device)
             shown.add(device)
             continue
         count = _ATTACHED.match(line)
@@ -95,10 +95,10 @@ def read_smi_q(lines: list[str], judging: Judging) -> Iterator[Statement]:
             yield Statement(n, f"ECC Errors / {kind} / {key}: {value}", device)
         elif key == "GPU Recovery Action" or any(word in value for word in _BROKEN):
             yield Statement(n, line, device)
-    if attached is not None and shown and len(shown) < attached:
-        yield Statement(len(lines) - 1, f"nvidia-smi: {len(shown)} of {attached} attached GPUs are shown")
+    yield from _fewer(len(lines) - 1, shown, attached)
 
 
+_XML_ATTACHED = re.compile(r"<attached_gpus>(?P<count>\d+)<")
 _XML_GPU = re.compile(r'<gpu id="(?P<pci>[0-9A-Fa-f:.]+)"')
 _XML_VALUE = re.compile(r"<(?P<key>max_link_width|current_link_width|gpu_recovery_action)>(?P<value>[^<]*)<")
 
@@ -106,12 +106,17 @@ _XML_VALUE = re.compile(r"<(?P<key>max_link_width|current_link_width|gpu_recover
 def read_smi_xml(lines: list[str], judging: Judging) -> Iterator[Statement]:
     """``nvidia-smi -q -x``, one element a line."""
     device, widest = "", 0
+    attached: int | None = None
+    shown: set[str] = set()
     for n, line in enumerate(lines):
         gpu = _XML_GPU.search(line)
         if gpu:
             device, widest = pci_address(gpu["pci"]), 0
-            judging.learn_gpu(device)
+            judging.learn_row(device)
+            shown.add(device)
             continue
+        if count := _XML_ATTACHED.search(line):
+            attached = int(count["count"])
         found = _XML_VALUE.search(line)
         if found and found["key"] != "gpu_recovery_action":
             lanes = int(found["value"].rstrip("x")) if found["value"].rstrip("x").isdigit() else 0
@@ -123,6 +128,12 @@ def read_smi_xml(lines: list[str], judging: Judging) -> Iterator[Statement]:
                 yield Statement(n, f"Link Width: Max {widest}x, Current {lanes}x", device)
         elif found or any(word in line for word in _BROKEN):
             yield Statement(n, line, device)
+    yield from _fewer(len(lines) - 1, shown, attached)
+
+
+def _fewer(n: int, shown: set[str], attached: int | None) -> Iterator[Statement]:
+    if attached is not None and shown and len(shown) < attached:
+        yield Statement(n, f"nvidia-smi: {len(shown)} of {attached} attached GPUs are shown")
 
 
 _ROW = re.compile(r"^\|\s+\d+\s+.*?(?P<pci>[0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])")
@@ -137,7 +148,7 @@ def read_smi_table(lines: list[str], judging: Judging) -> Iterator[Statement]:
         row = _ROW.match(line)
         if row:
             device = pci_address(row["pci"])
-            judging.learn_gpu(device)
+            judging.learn_row(device)
         if any(word in line for word in _BROKEN):
             yield Statement(n, line, device)
         util = _UTIL.search(line)
@@ -172,6 +183,8 @@ def read_lspci(lines: list[str], judging: Judging) -> Iterator[Statement]:
             if "(rev ff)" in line:
                 yield Statement(n, line, device)
             continue
+        if gpu and line.strip() == "Kernel driver in use: nvidia":
+            judging.learn_bound(device)
         buses = _BUSES.search(line)
         if buses:
             judging.learn_bridge(device, int(buses["first"], 16), int(buses["last"], 16))
@@ -263,6 +276,7 @@ _SPECS: tuple[tuple[bytes, re.Pattern[bytes], Reader], ...] = (
     (b"LnkSta:", _LSPCI_LINE, read_lspci),
     (b"(rev ff)", _LSPCI_LINE, read_lspci),
     (b"Unknown header type", _LSPCI_LINE, read_lspci),
+    (b"Kernel driver in use: ", _LSPCI_LINE, read_lspci),
     (b"Active: ", _STATUS_LINE, read_status),
     (b" Matrix (GB/s)", _FIGURES_LINE, read_matrix),
     (b"# Avg bus bandwidth", _NCCL_LINE, read_nccl_tests),
@@ -308,7 +322,10 @@ def _around(data: bytes, at: int, belongs: re.Pattern[bytes], reader: Reader) ->
         if not belongs.match(line.rstrip(b"\r")) or (reader is read_status and not line.strip()):
             break
         end = after
-    return Region(start, min(end + 1, len(data)), reader)
+    # Blank lines at its ends belong to nobody: two answers that one of them parts are two regions.
+    blank = len(data[start:end]) - len(data[start:end].lstrip(b"\r\n"))
+    end -= len(data[start:end]) - len(data[start:end].rstrip(b"\r\n"))
+    return Region(start + blank, min(end + 1, len(data)), reader)
 
 
 def _line_end(data: bytes, at: int) -> int:
