@@ -19,7 +19,17 @@ from proofbook.probes.kernel_log import KernelLine, KernelLog, KernelMessages
 from proofbook.probes.nvidia import Driver, DriverFacts, GpuRow, Gpus, GpuTable
 from proofbook.probes.pci import AerCounters, AerTotals, LinkFacts, PciDevices, PciFacts
 from proofbook.probes.service import Endpoint, EndpointFacts
-from proofbook.probes.systemd import ExecCommand, FailedUnits, ProcessFacts, UnitFacts, UnitProcess, UnitRow, UnitState
+from proofbook.probes.systemd import (
+    ExecCommand,
+    FailedUnits,
+    ProcessFacts,
+    ServiceRow,
+    Services,
+    UnitFacts,
+    UnitProcess,
+    UnitRow,
+    UnitState,
+)
 
 T0 = datetime(2026, 3, 9, 16, 0, tzinfo=UTC)
 OLD, NEW, OTHER = "a1" * 16, "b2" * 16, "c3" * 16
@@ -91,6 +101,11 @@ def unit(name: str, **more: Any) -> UnitFacts:
     return UnitFacts(**{**values, **more})
 
 
+def services(*names: str, **more: Any) -> dict[str, ServiceRow]:
+    values: dict[str, Any] = {"active": "active", "sub": "running", "lasting": True, **more}
+    return {name: ServiceRow(name, **values) for name in names}
+
+
 def lines(*texts: str) -> tuple[KernelLine, ...]:
     return tuple(KernelLine(float(n), T0, 6, text) for n, text in enumerate(texts))
 
@@ -120,7 +135,7 @@ class World:
     UNIT, PROCESS, TARGET, ENDPOINT = UNIT, PROCESS, TARGET, Endpoint(SERVICE.url, CONTAINER)
     STATE = ContainerState(CONTAINER)
     KEPT, GRANTED = KEPT, GRANTED
-    gpu, unit, lines = staticmethod(gpu), staticmethod(unit), staticmethod(lines)
+    gpu, unit, lines, services = staticmethod(gpu), staticmethod(unit), staticmethod(lines), staticmethod(services)
 
     def __init__(self) -> None:
         table = GpuTable(
@@ -158,6 +173,8 @@ class World:
             ),
             FailedUnits(): (),
             FailedUnits(CONTAINER): (),
+            Services(): services("ssh.service", "cron.service", "docker.service"),
+            Services(CONTAINER): services("ssh.service", SERVICE.name),
             ContainerState(CONTAINER): ContainerFacts(
                 "llm-two", "pct", "102", True, "running", dict.fromkeys(CONTAINER.devices, "ok"),
                 CudaFacts("/usr/lib/libcuda.so.1", 0, 2, ""), True,

@@ -13,6 +13,7 @@ from proofbook.intent import ServiceSpec
 from proofbook.probes.boot import Machine
 from proofbook.probes.iommu import IommuGroups
 from proofbook.probes.nvidia import Gpus
+from proofbook.probes.systemd import Services
 from proofbook.redact import Redactor
 
 
@@ -80,6 +81,7 @@ def test_side_by_side(world: Any) -> None:
     world.iommu(b="identity").device(world.B, driver="vfio-pci").no_row(world.B, "Unknown Error").fails("a.service")
     world.change(world.PROCESS, argv=(*world.SERVER.split(), "--api-key", "sk-secret"))
     world.change(world.UNIT, enabled="disabled").change(world.STATE, status="stopped")
+    world.put(Services(), world.services("ssh.service", "cron.service", "new.service"))
     rows = {r.what: r[1:] for r in before_after(before, baseline_from(scope(world), world.seen()))}
     assert rows["machine-id"][2] == "same"
     assert rows["boot-id"] == (world.OLD, world.NEW, "new, as it must be")
@@ -87,6 +89,9 @@ def test_side_by_side(world: Any) -> None:
     assert rows["0000:41:00.0 IOMMU type"] == ("DMA-FQ", "identity", "changed")
     assert rows["0000:41:00.0 PCI"] == ("10de:2bb5, nvidia", "10de:2bb5, vfio-pci", "changed")
     assert rows["0000:41:00.0 UUID"] == (world.UUIDS[world.B], "Unknown Error", "changed")
+    only = ("3, of which only then: docker.service", "3, of which only then: new.service", "changed")
+    assert rows["running services"] == only
+    assert rows["running services in llm-two"] == ("2", "2", "same")
     assert rows["failed units"] == ("none", "a.service", "changed")
     assert rows["llm-two/sglang-qwen.service at boot"] == ("enabled", "disabled", "changed")
     assert rows["container llm-two"] == ("running", "stopped", "changed")

@@ -13,11 +13,12 @@ from proofbook.checks.systemd import (
     NoFailedUnits,
     ServiceEnabled,
     ServiceRunsAsConfigured,
+    ServicesAsBefore,
     ServiceStable,
     ServiceStartedByBoot,
 )
 from proofbook.model import Suggested, Verdict
-from proofbook.probes.systemd import ExecCommand, FailedUnits
+from proofbook.probes.systemd import ExecCommand, FailedUnits, Services
 
 PASS, WARN, FAIL, UNKNOWN, NOT_CHECKED = Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.UNKNOWN, Verdict.NOT_CHECKED
 Break = Callable[[Any], Any]
@@ -306,3 +307,50 @@ def test_failed_units_of_a_container_are_named_by_it(world: Any) -> None:
     rows = world.fails("a.service").values[FailedUnits()]
     world.put(FailedUnits(world.CONTAINER), rows)
     assert world.judge(NoFailedUnits(world.CONTAINER, ()))[0].subject == "llm-two/a.service"
+
+
+def test_a_failed_unit_of_a_session_is_no_fault_of_the_boot(world: Any) -> None:
+    world.fails("run-r19c2a422.service", "session-3.scope")
+    assert [f.verdict for f in world.judge(NoFailedUnits(None, ()))] == [WARN, WARN]
+
+
+# ---------------------------------------------------------------------------------------- what nobody declared
+
+BEFORE = ("cron.service", "docker.service", "ssh.service")
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (lambda w: w.services(*BEFORE, "new.service"), [(PASS, "the host", "all 3 services")]),
+        (lambda w: w.services("ssh.service", "cron.service"), [(WARN, "docker.service", "is inactive now")]),
+        (
+            lambda w: {
+                **w.services("ssh.service", "cron.service"),
+                **w.services("docker.service", active="activating", sub="start"),
+            },
+            [(WARN, "docker.service", "is activating (start) now")],
+        ),
+        # Told by NoFailedUnits.
+        (lambda w: {**w.services(*BEFORE), **w.services("docker.service", active="failed")}, [(PASS, "the host", "all")]),
+    ],
+)
+def test_a_service_that_ran_before_is_missed(world: Any, now: Break, expected: list[tuple[Verdict, str, str]]) -> None:
+    findings = world.put(Services(), now(world)).judge(ServicesAsBefore(None, BEFORE))
+    assert [(f.verdict, f.subject) for f in findings] == [(v, s) for v, s, _ in expected]
+    assert all(words in f.reason for f, (_, _, words) in zip(findings, expected, strict=True))
+
+
+def test_a_declared_service_is_judged_by_its_own_checks(world: Any) -> None:
+    world.put(Services(world.CONTAINER), world.services("ssh.service"))
+    before = ("sglang-qwen.service", "ssh.service")
+    (finding,) = world.judge(ServicesAsBefore(world.CONTAINER, before))
+    assert (finding.verdict, finding.subject) == (WARN, "llm-two/sglang-qwen.service")
+    assert "pct exec 102 -- systemctl status sglang-qwen.service" in finding.what_to_do
+    assert world.verdict(ServicesAsBefore(world.CONTAINER, before, ("sglang-qwen.service",))) is PASS
+
+
+@pytest.mark.parametrize(("before", "words"), [(None, "is not known"), ((), "no service ran before")])
+def test_without_services_before_nothing_is_compared(world: Any, before: tuple[str, ...] | None, words: str) -> None:
+    (finding,) = world.judge(ServicesAsBefore(None, before))
+    assert finding.verdict is NOT_CHECKED and words in finding.reason

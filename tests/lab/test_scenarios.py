@@ -47,6 +47,7 @@ FAULTS = {
         "systemctl is-active systemd-journald.service systemd-journald.socket; journalctl -n 1 -o cat --no-pager; true",
         r"^inactive\ninactive\nJournal stopped\n",
     ),
+    "undeclared-service-gone": ("systemctl is-active chrony.service ssh.service; true", r"^inactive\nactive\n"),
     "aer-firmware": (KERNEL, r"_OSC: platform does not support \[AER"),
     "driver-library-mismatch": ("nvidia-smi; true", r"Driver/library version mismatch"),
     "smi-error-row": (

@@ -41,7 +41,7 @@ from proofbook.probes.sglang import (
     Version,
 )
 from proofbook.probes.start_log import StartLines
-from proofbook.probes.systemd import FailedUnits, RunningServices, SystemState, UnitProcess, UnitState
+from proofbook.probes.systemd import FailedUnits, RunningServices, Services, SystemState, UnitProcess, UnitState
 from proofbook.probes.unit_files import CandidateVerified, UnitFiles, UnitSettings
 
 pytestmark = pytest.mark.lab
@@ -66,10 +66,11 @@ def ask_everything(scenario: str) -> Answers:
     containers = {c.name: c for c in spec.containers}
     asked: list[Probe[Any]] = [
         *(Machine(), Boots(), KernelLog(), KernelLog("-1"), Journald(), PciDevices(), AerCounters(), IommuGroups()),
-        *(Driver(), Gpus(), ComputeApps(), FailedUnits(), RunningServices(), SystemState(), Access(), Logins()),
+        *(Driver(), Gpus(), ComputeApps(), FailedUnits(), RunningServices(), Services(), SystemState(), Access(), Logins()),
     ]
     for container in containers.values():
         asked += [ContainerState(container), FailedUnits(container), RunningServices(container), SystemState(container)]
+        asked.append(Services(container))
     for service in spec.services:
         where = containers.get(service.container)
         asked += [UnitState(service.name, where), UnitProcess(service.name, where), UnitJournal(service.name, where)]

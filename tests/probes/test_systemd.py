@@ -7,7 +7,17 @@ import pytest
 
 from proofbook.errors import CannotTell
 from proofbook.intent import ContainerSpec
-from proofbook.probes.systemd import FailedUnits, RunningServices, SystemState, UnitProcess, UnitRow, UnitState, _environ
+from proofbook.probes.systemd import (
+    FailedUnits,
+    RunningServices,
+    ServiceRow,
+    Services,
+    SystemState,
+    UnitProcess,
+    UnitRow,
+    UnitState,
+    _environ,
+)
 
 UNIT = "sglang-qwen.service"
 CONTAINER = ContainerSpec(name="llm-two", kind="pct", id="102")
@@ -157,3 +167,27 @@ def test_an_environment_that_the_process_wrote_over_is_not_taken_for_one() -> No
     assert _environ("") == {}
     with pytest.raises(CannotTell, match="overwritten"):
         _environ("hd: /usr/sbin/sshd -D [listener] 0 of 10-100 startups\0")
+
+
+# ----------------------------------------------------------------------------------------------- which services last
+
+
+def test_what_is_meant_to_go_on_running(machine: Any, sample: Any) -> None:
+    services = machine.on("systemctl", "show", "*.service", stdout=sample("systemctl-show-services.txt")).value(Services())
+    running = {s.unit for s in services.values() if s.lasting and s.active == "active"}
+    wanted = {"ssh.service", "sglang-qwen.service", "dbus.service", "systemd-logind.service", "systemd-journald.service"}
+    assert running == wanted, "a socket or a name on the bus does not make on-demand what the boot wants too"
+    assert services["broken.service"] == ServiceRow("broken.service", "failed", "failed", True)
+    for passing in (
+        "tick.service",
+        "nightly.service",
+        "systemd-hostnamed.service",
+        "user@0.service",
+        "systemd-update-utmp.service",
+    ):
+        assert not services[passing].lasting, passing
+
+
+def test_no_services_at_all_is_no_answer(machine: Any) -> None:
+    assert "named no service" in machine.on("systemctl", "show", "*.service", stdout="\n").unknown(Services())
+    assert "Host is down" in machine.on("systemctl", "show", stderr="Host is down\n", status=1).unknown(Services(CONTAINER))

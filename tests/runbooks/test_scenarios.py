@@ -22,6 +22,7 @@ SAYS = {
     "link-x8": ("FAIL", "x8"),
     "never-comes-back": ("UNKNOWN", "console"),
     "journal-stopped": ("UNKNOWN", "written nowhere"),
+    "undeclared-service-gone": ("WARN", "chrony.service it ran before"),
     "aer-firmware": ("NOT_CHECKED", "firmware"),
 }
 

@@ -24,7 +24,7 @@ from proofbook.probes.containers import ContainerFacts, ContainerState
 from proofbook.probes.iommu import IommuGroups
 from proofbook.probes.nvidia import Driver, DriverFacts, Gpus, GpuTable
 from proofbook.probes.pci import AerCounters, AerTotals, PciDevices, PciFacts
-from proofbook.probes.systemd import FailedUnits, ProcessFacts, UnitFacts, UnitProcess, UnitState
+from proofbook.probes.systemd import FailedUnits, ProcessFacts, Services, UnitFacts, UnitProcess, UnitState
 
 __all__ = [
     "BASELINE_SCHEMA",
@@ -59,7 +59,8 @@ class Baseline:
     """What was seen of a machine. None (or a missing key) is what was not seen; ``unknown`` says why, by a readable name.
 
     ``pci`` and ``iommu`` hold GPUs, network cards and the devices of the inventory only. Services are named
-    ``container/unit`` or ``unit``; ``failed`` is by container, "" being the host.
+    ``container/unit`` or ``unit``; ``failed`` and ``running`` (the services that are meant to go on running, and do) are by
+    container, "" being the host.
     """
 
     taken_at: datetime | None
@@ -74,6 +75,7 @@ class Baseline:
     processes: dict[str, ProcessFacts] = field(default_factory=dict)
     containers: dict[str, ContainerFacts] = field(default_factory=dict)
     failed: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    running: dict[str, tuple[str, ...]] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -126,9 +128,10 @@ class Scope:
             Gpus(),
             Driver(),
             FailedUnits(),
+            Services(),
         ]
         for container in self.containers:
-            probes += [ContainerState(container), FailedUnits(container)]
+            probes += [ContainerState(container), FailedUnits(container), Services(container)]
         for service in self.services:
             where = self.container(service.container)
             probes += [UnitState(service.name, where), UnitProcess(service.name, where)]
@@ -149,7 +152,7 @@ def baseline_from(scope: Scope, seen: Seen) -> Baseline:
     iommu = read("IOMMU groups", IommuGroups())
     counters = read("AER counters", AerCounters())
     interesting = {g.pci for g in scope.gpus} | {a for a, d in (devices or {}).items() if is_gpu(d) or is_nic(d)}
-    units, processes, states, failed = {}, {}, {}, {}
+    units, processes, states, failed, running = {}, {}, {}, {}, {}
     for service in scope.services:
         where = scope.container(service.container)
         if (unit := read(f"unit {service.spec}", UnitState(service.name, where))) is not None:
@@ -162,6 +165,8 @@ def baseline_from(scope: Scope, seen: Seen) -> Baseline:
     for name, place in [("", None), *((c.name, c) for c in scope.containers)]:
         if (rows := read(f"failed units of {name or 'the host'}", FailedUnits(place))) is not None:
             failed[name] = tuple(sorted(r.unit for r in rows))
+        if (found := read(f"services of {name or 'the host'}", Services(place))) is not None:
+            running[name] = tuple(sorted(s.unit for s in found.values() if s.lasting and s.active == "active"))
     return Baseline(
         taken_at=min((o.taken_at for o in seen.values()), default=None),
         machine=read("machine", Machine()),
@@ -175,6 +180,7 @@ def baseline_from(scope: Scope, seen: Seen) -> Baseline:
         processes=processes,
         containers=states,
         failed=failed,
+        running=running,
         unknown=unknown,
     )
 
@@ -227,7 +233,21 @@ def before_after(before: Baseline | None, now: Baseline) -> list[Row]:
     for name in sorted({*before.failed, *now.failed}):
         values = (join(x.failed[name]) or "none" if name in x.failed else None for x in (before, now))
         rows.append(_row(f"failed units{' in ' + name if name else ''}", *values))
+    rows += [_running_row(before, now, name) for name in sorted({*before.running, *now.running})]
     return rows
+
+
+def _running_row(before: Baseline, now: Baseline, name: str) -> Row:
+    """One line for all services: how many, and which of them at that time alone."""
+    then, today = before.running.get(name), now.running.get(name)
+
+    def told(units: tuple[str, ...] | None, others: tuple[str, ...] | None) -> str | None:
+        if units is None:
+            return None
+        alone = [u for u in units if others is not None and u not in others]
+        return f"{len(units)}" + (f", of which only then: {join(alone)}" if alone else "")
+
+    return _row(f"running services{' in ' + name if name else ''}", told(then, today), told(today, then))
 
 
 def _row(what: str, before: str | None, after: str | None) -> Row:

@@ -22,6 +22,7 @@ from proofbook.checks.systemd import (
     NoFailedUnits,
     ServiceEnabled,
     ServiceRunsAsConfigured,
+    ServicesAsBefore,
     ServiceStable,
     ServiceStartedByBoot,
 )
@@ -74,6 +75,7 @@ def first_look(scope: Scope, before: Baseline | None, situation: Situation, seen
         *(ContainerUp(container) for container in scope.containers),
         *(check for service in scope.services for check in _service(scope, service, before, situation)),
         *_failed_units(scope, before),
+        *_services_as_before(scope, before),
     )
 
 
@@ -92,6 +94,7 @@ def second_look(scope: Scope, before: Baseline | None, situation: Situation, see
         *(ContainerUp(container) for container in scope.containers),
         *services,
         *_failed_units(scope, before),
+        *_services_as_before(scope, before),
     )
 
 
@@ -116,6 +119,17 @@ def _service(scope: Scope, service: ServiceSpec, before: Baseline | None, situat
 def _failed_units(scope: Scope, before: Baseline | None) -> tuple[Check, ...]:
     failed = before.failed if before else {}
     return (NoFailedUnits(None, failed.get("")), *(NoFailedUnits(c, failed.get(c.name)) for c in scope.containers))
+
+
+def _services_as_before(scope: Scope, before: Baseline | None) -> tuple[Check, ...]:
+    """What nobody declared is held against the look before, where there was one."""
+    if before is None:
+        return ()
+    places = [("", None), *((c.name, c) for c in scope.containers)]
+    return tuple(
+        ServicesAsBefore(place, before.running.get(name), tuple(s.name for s in scope.services if s.container == name))
+        for name, place in places
+    )
 
 
 def _boot_before(seen: Seen | None) -> str:

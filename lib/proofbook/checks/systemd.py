@@ -10,7 +10,7 @@ from proofbook.checks.arguments import Changed, Held, changes, environment_chang
 from proofbook.checks.looking import counted, join, short_id, tell, there, unseen
 from proofbook.intent import ContainerSpec, ServiceSpec
 from proofbook.model import Check, Finding, Probe, Seen, Suggested
-from proofbook.probes.systemd import FailedUnits, ProcessFacts, UnitFacts, UnitProcess, UnitState
+from proofbook.probes.systemd import FailedUnits, ProcessFacts, Services, UnitFacts, UnitProcess, UnitState
 
 __all__ = [
     "Configuration",
@@ -19,6 +19,7 @@ __all__ = [
     "ServiceRunsAsConfigured",
     "ServiceStable",
     "ServiceStartedByBoot",
+    "ServicesAsBefore",
 ]
 
 #: From this many automatic restarts on it is a loop, whatever state a single look happens to meet.
@@ -521,6 +522,10 @@ def _consistent(said: Sequence[str], runs: Sequence[str]) -> bool:
     return wrapped and tuple(said[-len(runs) :]) == tuple(runs)
 
 
+#: Units that somebody's session or `systemd-run` makes and that no boot brings back.
+_PASSING = ("run-", "session-")
+
+
 @dataclass(frozen=True)
 class NoFailedUnits(Check):
     """No unit failed that had not failed before. ``before`` are the failed units of then; None when nobody looked."""
@@ -552,6 +557,8 @@ class NoFailedUnits(Check):
                 findings.append(self.warned("failed; whether it had failed before is not known", **about))
             elif unit in known:
                 findings.append(self.warned("failed, as it had before", **about))
+            elif unit.startswith(_PASSING):
+                findings.append(self.warned("failed; it is of a session or a single command, and passes with it", **about))
             else:
                 findings.append(self.failed("failed, and had not before", **about))
         if not findings:
@@ -559,3 +566,50 @@ class NoFailedUnits(Check):
             since = f"; {join(healed)} had failed before" if healed else ""
             findings.append(self.passed(f"no failed unit{since}", subject=where))
         return findings
+
+
+@dataclass(frozen=True)
+class ServicesAsBefore(Check):
+    """Every service runs that was meant to go on running and did so before. WHY: what nobody declared is missed by nobody.
+
+    ``before``: their names; None when nobody looked. ``declared``: those that checks of their own judge. A failed one is
+    told by :class:`NoFailedUnits`.
+    """
+
+    container: ContainerSpec | None = None
+    before: tuple[str, ...] | None = None
+    declared: tuple[str, ...] = ()
+    name: ClassVar[str] = "systemd.ServicesAsBefore"
+    title: ClassVar[str] = "Does every service run that ran before?"
+
+    def needs(self) -> tuple[Probe[Any], ...]:
+        return (Services(self.container),)
+
+    def judge(self, seen: Seen) -> Sequence[Finding]:
+        where = self.container.name if self.container else "the host"
+        services, why = tell(seen, Services(self.container)).pair
+        if services is None:
+            return [unseen(self, why, where)]
+        if self.before is None:
+            return [self.not_checked("which services ran before is not known", subject=where)]
+        gone = []
+        for unit in self.before:
+            now = services.get(unit)
+            if unit in self.declared or (now is not None and now.active in ("active", "failed")):
+                continue
+            gone.append(
+                self.warned(
+                    f"it ran before, and is {f'{now.active} ({now.sub})' if now else 'inactive'} now",
+                    subject=unit if self.container is None else f"{where}/{unit}",
+                    expected="active",
+                    observed=now.active if now else "inactive",
+                    action=Suggested.LOOK,
+                    what_to_do=f"{there(self.container, 'systemctl status ' + unit)}: is it enabled, or had a hand started it? "
+                    "Declare it in the inventory if it must run.",
+                )
+            )
+        if gone:
+            return gone
+        if not self.before:
+            return [self.not_checked("no service ran before that was meant to go on", subject=where)]
+        return [self.passed(f"all {counted(len(self.before), 'service')} that ran before", subject=where)]

@@ -19,6 +19,8 @@ __all__ = [
     "FailedUnits",
     "ProcessFacts",
     "RunningServices",
+    "ServiceRow",
+    "Services",
     "SystemState",
     "UnitFacts",
     "UnitProcess",
@@ -159,6 +161,56 @@ class RunningServices(Probe[tuple[UnitRow, ...]]):
     def ask(self) -> Generator[Sequence[Command], Sequence[Result], tuple[UnitRow, ...]]:
         (answer,) = yield [inside(self.container, _list_units("--type=service", "--state=running"))]
         return _unit_rows(text_of(answer))
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRow:
+    """A service that is not simply inactive. ``lasting``: it is meant to go on running, whoever asks for it or not."""
+
+    unit: str
+    active: str
+    sub: str
+    lasting: bool
+
+
+@dataclass(frozen=True)
+class Services(Probe[dict[str, ServiceRow]]):
+    """Every service that runs, starts, has failed or has done its work, by name; which of them are meant to go on running.
+
+    ::
+
+        Type=notify
+        BusName=
+        Id=ssh.service
+        WantedBy=multi-user.target
+        TriggeredBy=
+        ActiveState=active
+        SubState=running
+        Transient=no
+
+    WHY not all that run: a oneshot is done after a while; what a timer, a socket or the bus starts comes and goes with the
+    demand, unless the boot wants it too; a transient unit does not outlive the boot.
+    """
+
+    container: ContainerSpec | None = None
+    name: ClassVar[str] = "systemd.Services"
+
+    def ask(self) -> Generator[Sequence[Command], Sequence[Result], dict[str, ServiceRow]]:
+        shown = "Id,ActiveState,SubState,Type,Transient,TriggeredBy,BusName,WantedBy,RequiredBy"
+        (answer,) = yield [inside(self.container, command("systemctl", "show", "*.service", f"--property={shown}"))]
+        rows = {unit: _service_row(unit, values) for unit, values in unit_blocks(text_of(answer)).items()}
+        if not rows:
+            raise CannotTell("systemctl show '*.service' named no service")
+        return rows
+
+
+_OF_SESSIONS = ("run-", "user@", "user-runtime-dir@")
+
+
+def _service_row(unit: str, values: Mapping[str, str]) -> ServiceRow:
+    on_demand = (values.get("TriggeredBy") or values.get("BusName")) and not (values.get("WantedBy") or values.get("RequiredBy"))
+    passing = values.get("Type") == "oneshot" or values.get("Transient") == "yes" or unit.startswith(_OF_SESSIONS)
+    return ServiceRow(unit, values.get("ActiveState", ""), values.get("SubState", ""), not on_demand and not passing)
 
 
 @dataclass(frozen=True)

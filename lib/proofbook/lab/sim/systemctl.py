@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 from proofbook.lab.sim import units
+from proofbook.lab.sim.life import JOURNAL_SOCKETS
 from proofbook.lab.sim.os_state import Unit
 from proofbook.lab.sim.shell import Answer, Context, said
 
@@ -171,6 +172,7 @@ def properties(ctx: Context, unit: Unit) -> dict[str, str]:
             "StandardOutput": "journal",
             "StandardError": "inherit",
             "SyslogIdentifier": unit.identifier,
+            "BusName": "",
         }
         if not unit.exec_start:
             del result["ExecStart"]  # a unit that has no command has no such line, not an empty one
@@ -178,7 +180,9 @@ def properties(ctx: Context, unit: Unit) -> dict[str, str]:
         "Id": unit.name,
         "Names": unit.name,
         "Requires": "system.slice sysinit.target",
-        "WantedBy": "multi-user.target" if unit.enabled == "enabled" else "",
+        "RequiredBy": "",
+        "WantedBy": "multi-user.target" if unit.enabled == "enabled" or unit.boot_offset_s is not None else "",
+        "TriggeredBy": " ".join(JOURNAL_SOCKETS) if unit.name == "systemd-journald.service" else "",
         "Description": unit.description,
         "LoadState": unit.load,
         "ActiveState": unit.active,
@@ -204,6 +208,7 @@ def properties(ctx: Context, unit: Unit) -> dict[str, str]:
         "NeedDaemonReload": "yes" if unit.need_reload else "no",
         "ConditionResult": "no" if unit.behaviour == "skipped" and unit.active == "inactive" else "yes",
         "InvocationID": unit.invocation_id,
+        "Transient": "no",
     }
     return result
 
@@ -251,17 +256,19 @@ def _show(ctx: Context, names: list[str], options: dict[str, str]) -> Answer:
     if not names:
         manager = {"Version": "257.9-1~deb13u1", "SystemState": ctx.system.state, "NFailedUnits": str(len(_failed(ctx)))}
         return said("".join(f"{k}={v}\n" for k, v in manager.items() if not wanted or k in wanted))
-    for name in _matching(ctx, names):
+    for name in _matching(ctx, names, everything="all" in options):
         shown = properties(ctx, _unit(ctx, name))
         lines = [(v if only_value else f"{k}={v}") + "\n" for k, v in shown.items() if not wanted or k in wanted]
         blocks.append("".join(lines))
     return said("\n".join(blocks))
 
 
-def _matching(ctx: Context, names: Iterable[str]) -> list[str]:
+def _matching(ctx: Context, names: Iterable[str], *, everything: bool) -> list[str]:
+    """The units that these names and patterns mean; an inactive one fits a pattern only when everything is asked for."""
+    shown = [u.name for u in ctx.system.units.values() if everything or u.active != "inactive"]
     found: list[str] = []
     for name in names:
-        found += fnmatch.filter(ctx.system.units, name) if "*" in name else [name]
+        found += fnmatch.filter(shown, name) if "*" in name else [name]
     return found
 
 
