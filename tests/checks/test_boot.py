@@ -113,8 +113,13 @@ def test_orderly_shutdown(world: Any, broken: Break, verdict: Verdict, says: str
 
 
 def test_an_unknown_boot_before_is_not_judged(world: Any) -> None:
-    assert OrderlyShutdown("").needs() == ()
-    assert world.judge(OrderlyShutdown(""))[0].verdict is NOT_CHECKED
+    assert OrderlyShutdown("").needs() == (Boots(),)
+    (late,) = world.judge(OrderlyShutdown(""))
+    assert late.verdict is UNKNOWN and "too late" in late.reason
+    (first,) = world.put(Boots(), (Boot(0, world.NEW),)).judge(OrderlyShutdown(""))
+    assert first.verdict is NOT_CHECKED and "knows this boot alone" in first.reason
+    (refused,) = world.blind(Boots(), why="`journalctl` needs root, and sudo refused").judge(OrderlyShutdown(""))
+    assert refused.verdict is UNKNOWN and "`journalctl` needs root, and sudo refused" in refused.reason
 
 
 def cmdline(w: Any, change: Callable[[str], str]) -> Any:

@@ -100,6 +100,13 @@ def without_osc(w: Any) -> Any:
         (lambda w: w.blind(KernelLog()), [UNKNOWN], "without the kernel log"),
         (lambda w: w.blind(AerCounters()), [UNKNOWN], "counters could not be read"),
         (lambda w: w.put(AerCounters(), {}), [PASS], "no error counters of 0000:01:00.0, 0000:41:00.0"),
+        (
+            lambda w: w.put(
+                AerCounters(), {w.A: AerTotals(0, 0, 0), w.B: AerTotals(0, 0, 0, "aer_dev_fatal: Permission denied")}
+            ),
+            [UNKNOWN],
+            "not all counters could be read: 0000:41:00.0 (aer_dev_fatal: Permission denied)",
+        ),
         (lambda w: w.put(AerCounters(), {w.B: AerTotals(0, 0, 1)}), [FAIL], "1 fatal"),
         (lambda w: w.put(AerCounters(), {w.B: AerTotals(0, 2, 0)}), [FAIL], "2 non-fatal"),
         (lambda w: w.put(AerCounters(), {w.B: AerTotals(7, 0, 0)}), [WARN], "7 corrected"),

@@ -94,8 +94,15 @@ NO_LIBRARY = "libcuda.so.1: cannot open shared object file"
     [
         (lambda w: w, "llm-two", PASS, "running"),
         (state(running=False, status="stopped"), "llm-two", FAIL, "it is stopped"),
-        (state(starts_at_boot=False), "llm-two", WARN, "somebody started it"),
+        (state(starts_at_boot=False), "llm-two at boot", WARN, "somebody started it"),
         (state(starts_at_boot=None), "llm-two", PASS, "running"),
+        (state(starts_at_boot=None, kind="docker"), "llm-two at boot", NOT_CHECKED, "is not asked of docker"),
+        (
+            state(starts_at_boot=None, unknown={"config": "`pct` needs root, and sudo refused: sudo: a password is required"}),
+            "llm-two at boot",
+            UNKNOWN,
+            "whether it is set to start at boot is not known: `pct` needs root",
+        ),
         (lambda w: w, "llm-two:/dev/nvidia-uvm", PASS, "can be opened"),
         (opened("/dev/nvidia-uvm", "Operation not permitted"), "llm-two:/dev/nvidia-uvm", FAIL, "Operation not permitted"),
         (opened("/dev/nvidia1", "absent"), "llm-two:/dev/nvidia1", FAIL, "is not there inside"),

@@ -112,4 +112,5 @@ def test_a_container_that_proxmox_does_not_know(proxmox: Any) -> None:
 def test_a_configuration_that_cannot_be_read_costs_only_itself(proxmox: Any) -> None:
     facts = proxmox.on("pct", "config", "102", stderr="ipcc_send_rec failed\n", status=255).value(ContainerState(PCT))
     assert facts.running and facts.devices
+    assert "named no setting" in proxmox.on("pct", "config", "102", stdout="\n").value(ContainerState(PCT)).unknown["config"]
     assert facts.starts_at_boot is None and "ipcc_send_rec failed" in facts.unknown["config"]

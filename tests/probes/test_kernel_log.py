@@ -127,6 +127,14 @@ def test_notes_that_cannot_be_read_are_a_gap(host: Any) -> None:
     assert "own notes on lost messages cannot be read" in machine.value(KernelLog()).gaps[0]
 
 
+def test_notes_that_are_hidden_are_a_gap(host: Any) -> None:
+    machine = host(LINES, RING)
+    hint = "Hint: You are currently not seeing messages from other users and the system.\n"
+    machine.on("_TRANSPORT=driver", stderr=hint)
+    (gap,) = machine.value(KernelLog()).gaps
+    assert "cannot be read whole" in gap and "not seeing messages from other users" in gap
+
+
 @pytest.mark.parametrize(
     "said",
     [

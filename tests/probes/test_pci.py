@@ -91,6 +91,13 @@ def test_aer_totals(machine: Any) -> None:
     assert machine.value(AerCounters()) == {"0000:41:00.0": AerTotals(3, 0, 1)}
 
 
+def test_an_aer_counter_that_may_not_be_read_is_not_zero(machine: Any) -> None:
+    plug(machine, "0000:41:00.0", {"aer_dev_correctable": "TOTAL_ERR_COR 3", "aer_dev_nonfatal": "garbled"})
+    machine.unreadable["/sys/bus/pci/devices/0000:41:00.0/aer_dev_fatal"] = "Permission denied"
+    unread = "aer_dev_nonfatal: it says no total; aer_dev_fatal: Permission denied"
+    assert machine.value(AerCounters()) == {"0000:41:00.0": AerTotals(3, 0, 0, unread)}
+
+
 def test_no_aer_counters_is_an_answer_but_no_bus_is_not(machine: Any) -> None:
     assert "shows no PCI device" in machine.unknown(AerCounters())
     plug(machine, "0000:41:00.0")

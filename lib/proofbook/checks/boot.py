@@ -202,7 +202,8 @@ class StillUp(Check):
 class OrderlyShutdown(Check):
     """The boot before ended with systemd going down, not in the middle of a line.
 
-    ``boot_id``: the boot whose end is judged (the baseline's); "" when nobody knows which one was before.
+    ``boot_id``: the boot whose end is judged (the baseline's); "" when nobody knows which one was before, and the list of
+    boots says why.
     """
 
     boot_id: str
@@ -210,11 +211,11 @@ class OrderlyShutdown(Check):
     title: ClassVar[str] = "Did the boot before end orderly?"
 
     def needs(self) -> tuple[Probe[Any], ...]:
-        return (Machine(), Shutdown(self.boot_id)) if self.boot_id else ()
+        return (Machine(), Shutdown(self.boot_id)) if self.boot_id else (Boots(),)
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
         if not self.boot_id:
-            return [self.not_checked("which boot was the one before is not known")]
+            return [self._none_before(seen)]
         subject = f"boot {short_id(self.boot_id)}"
         machine = tell(seen, Machine()).value
         if machine is not None and machine.boot_id == self.boot_id:
@@ -240,6 +241,16 @@ class OrderlyShutdown(Check):
                 "systems to be repaired.",
             )
         ]
+
+    def _none_before(self, seen: Seen) -> Finding:
+        boots, why = tell(seen, Boots()).pair
+        if boots is None:
+            return self.unknown(
+                f"which boot was the one before cannot be told: {why}", action=Suggested.GRANT, what_to_do=_LOOK_AT_JOURNAL
+            )
+        if any(b.index < 0 for b in boots):
+            return self.unknown("which boot was the one before became known too late to ask for its end", action=Suggested.WAIT)
+        return self.not_checked("the journal knows this boot alone: it is the first one, or the journal does not outlive a boot")
 
 
 #: Options of the kernel command line that decide what these runbooks are about.

@@ -50,19 +50,28 @@ class ContainerUp(Check):
                     + ("it is not set to start at boot." if facts.starts_at_boot is False else "is it set to start at boot?"),
                 )
             ]
-        findings = [self.passed("running", subject=name, expected="running", observed=facts.status)]
-        if facts.starts_at_boot is False:
-            findings = [
-                self.warned(
-                    "it runs, but is not set to start at boot: somebody started it",
-                    subject=name,
-                    action=Suggested.FIX_CONFIG,
-                    what_to_do=f"`pct set {facts.id} --onboot 1`, if it is meant to come by itself.",
-                )
-            ]
+        findings = [self.passed("running", subject=name, expected="running", observed=facts.status), *self._at_boot(facts)]
         if not self.container.devices:
             return [*findings, self.not_checked("no devices of it are declared, so none were tried", subject=name)]
         return [*findings, *(self._device(path, facts) for path in self.container.devices), self._cuda(facts)]
+
+    def _at_boot(self, facts: ContainerFacts) -> list[Finding]:
+        """What is to be said of the next boot; nothing where it is set to start then."""
+        subject = f"{self.container.name} at boot"
+        if facts.starts_at_boot:
+            return []
+        if "config" in facts.unknown:
+            return [self.unknown(f"whether it is set to start at boot is not known: {facts.unknown['config']}", subject=subject)]
+        if facts.starts_at_boot is None:
+            return [self.not_checked(f"whether the next boot starts it is not asked of {facts.kind}", subject=subject)]
+        return [
+            self.warned(
+                "it runs, but is not set to start at boot: somebody started it",
+                subject=subject,
+                action=Suggested.FIX_CONFIG,
+                what_to_do=f"`pct set {facts.id} --onboot 1`, if it is meant to come by itself.",
+            )
+        ]
 
     def _device(self, path: str, facts: ContainerFacts) -> Finding:
         subject = f"{self.container.name}:{path}"

@@ -193,6 +193,10 @@ class PcieErrors(Check):
             return [*found, self.unknown(reason)]
         if counters is None:
             return [*found, self.unknown(f"no PCIe error in the kernel log, but its counters could not be read: {no_counters}")]
+        unread = sorted(gpu for gpu in judged.gpus & set(counters) if counters[gpu].unread)
+        if unread:
+            whose = f"{join(unread)} ({counters[unread[0]].unread})"
+            return [*found, self.unknown(f"no PCIe error in the kernel log, but not all counters could be read: {whose}")]
         covered = sorted(judged.gpus & set(counters))
         bare = sorted(judged.gpus - set(counters))
         if bare or not covered:

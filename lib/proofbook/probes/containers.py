@@ -136,6 +136,8 @@ def _config(result: Result, unknown: dict[str, str]) -> dict[str, tuple[str, ...
         key, colon, value = line.partition(":")
         if colon and re.fullmatch(r"[\w.]+", key):
             found[key].append(value.strip())
+    if not found:
+        unknown["config"] = f"`{' '.join(result.command.argv)}` named no setting"
     return {key: tuple(values) for key, values in found.items()}
 
 

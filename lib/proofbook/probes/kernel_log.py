@@ -128,6 +128,8 @@ def _notes_on_the_kernel(notes: Result) -> list[str]:
         read = read_entries(notes)
     except CannotTell as why:
         return [f"journald's own notes on lost messages cannot be read: {why}"]
+    if read.gaps:
+        return [f"journald's own notes on lost messages cannot be read whole: {'; '.join(read.gaps)}"]
     return [text for text in lost_messages(read.entries) if "kernel messages" in text]
 
 

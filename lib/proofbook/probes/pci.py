@@ -55,11 +55,15 @@ class PciFacts:
 
 @dataclass(frozen=True, slots=True)
 class AerTotals:
-    """Errors since boot that the kernel counted for one device by Advanced Error Reporting."""
+    """Errors since boot that the kernel counted for one device by Advanced Error Reporting.
+
+    A counter that is there and cannot be read is 0 here; ``unread`` names it and says why.
+    """
 
     correctable: int
     nonfatal: int
     fatal: int
+    unread: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,14 +160,23 @@ def _width(text: str) -> int | None:
 
 
 def _aer_totals(files: remote.Files) -> dict[str, AerTotals]:
-    """Each file lists its kinds of error with a total at the end, ``TOTAL_ERR_COR 0``."""
-    values = _by_device(files.files)
+    """Each file lists its kinds of error with a total at the end, ``TOTAL_ERR_COR 0``.
+
+    A device without any of the files has no counters; one with a file that says no total has some that are not known.
+    """
+    values, refused = _by_device(files.files), _by_device(files.unreadable)
     if not values:
         raise CannotTell("sysfs shows no PCI device, so it cannot be said whether the kernel counts AER errors")
     totals = {}
     for address, texts in sorted(values.items()):
+        there = {**texts, **refused[address]}
         found = {kind: re.search(r"^TOTAL_ERR_\w+ (\d+)$", texts.get(name, ""), re.MULTILINE) for kind, name in _AER.items()}
-        counted = {kind: int(total[1]) for kind, total in found.items() if total}
-        if len(counted) == len(_AER):
-            totals[address] = AerTotals(**counted)
+        counted = {kind: int(total[1]) if total else 0 for kind, total in found.items()}
+        unread = [
+            f"{_AER[kind]}: {refused[address].get(_AER[kind]) or ('it says no total' if _AER[kind] in texts else 'not there')}"
+            for kind, total in found.items()
+            if not total
+        ]
+        if any(name in there for name in _AER.values()):
+            totals[address] = AerTotals(**counted, unread="; ".join(unread))
     return totals
