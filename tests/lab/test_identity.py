@@ -19,7 +19,7 @@ from proofbook.signatures import LogContext, LogLine, judge
 
 from .conftest import Bench
 
-ONE, TWO = "0000:01:00.0", "0000:41:00.0"
+ONE, TWO, AUDIO = "0000:01:00.0", "0000:41:00.0", "0000:01:00.1"
 ABOUT = sorted(n for n in scenario.names() if "iommu-identity-experiment" in scenario.load(n).expect)
 WHOLE_BOOT = 14 + 95 + 60
 
@@ -43,7 +43,7 @@ def kind(machine: Bench, pci: str) -> str:
 
 
 def test_each_scenario_says_how_the_experiment_ends() -> None:
-    assert len(ABOUT) == 8
+    assert len(ABOUT) == 10
     said = {scenario.load(n).expect["iommu-identity-experiment"].conclusion for n in ABOUT}
     assert said == {"blocked", "supported", "inconclusive"}
 
@@ -118,6 +118,34 @@ def test_a_shared_group_is_left_alone() -> None:
     assert TWO in parse_log(machine.say(f"cat {LOG}")).refused[ONE]
 
 
+def test_an_audio_function_shares_the_group_of_its_gpu_and_its_type() -> None:
+    machine = laid_down("identity-with-audio", ONE, AUDIO)
+    assert [kind(machine, a) for a in (ONE, AUDIO)] == ["DMA-FQ", "DMA-FQ"]
+    for address in (ONE, TWO):
+        assert machine.say(f"lspci -nn -s {address[5:]}").startswith(f"{address[5:]} VGA compatible controller [0300]: NVIDIA")
+    assert "Audio device [0403]: NVIDIA Corporation Device [10de:22e8]" in machine.say("lspci -nn -s 01:00.1")
+    machine.reboot(WHOLE_BOOT)
+    assert [kind(machine, a) for a in (ONE, AUDIO, TWO)] == ["identity", "identity", "DMA-FQ"]
+    assert machine.say(f"readlink /sys/bus/pci/devices/{AUDIO}/driver").endswith("/snd_hda_intel\n")
+    assert set(parse_log(machine.say(f"cat {LOG}")).set) == {ONE, AUDIO}
+    assert machine.unknown == []
+
+
+def test_without_its_audio_function_in_the_plan_the_group_is_left_alone() -> None:
+    machine = laid_down("identity-with-audio", ONE)
+    machine.reboot(WHOLE_BOOT)
+    assert AUDIO in parse_log(machine.say(f"cat {LOG}")).refused[ONE] and kind(machine, ONE) == "DMA-FQ"
+
+
+def test_an_older_kernel_refuses_a_group_of_several_and_says_so() -> None:
+    machine = laid_down("identity-old-kernel", ONE, AUDIO)
+    machine.reboot(WHOLE_BOOT)
+    assert [kind(machine, a) for a in (ONE, AUDIO)] == ["DMA-FQ", "DMA-FQ"]
+    log = parse_log(machine.say(f"cat {LOG}"))
+    assert log.end == "partly" and log.refused[ONE] == "the kernel refused the write: Invalid argument; its type is DMA-FQ"
+    assert "iommu: Cannot change default domain: Group has more than one device" in machine.say("dmesg")
+
+
 def test_its_guard_takes_the_files_back_and_reboots() -> None:
     machine = Bench("identity-works")
     change = Change(machine.life, machine.life.machine.host, "20260408T150412Z-3f2a")
@@ -134,22 +162,44 @@ def test_its_guard_takes_the_files_back_and_reboots() -> None:
     assert change.state == "fired" and not [p for p in PATHS if Disk(machine.life, machine.life.machine.host).node(p)]
 
 
-def test_the_lab_says_what_the_program_says(tmp_path: Path) -> None:
+def in_a_folder(root: Path, machine: Bench, *addresses: str) -> str:
+    """A sysfs in ``root`` with the groups of these addresses as the machine has them; the folder of the first one's group."""
+    for folder in ("etc/gpu-iommu-identity", "run", "proc"):
+        (root / folder).mkdir(parents=True)
+    (root / "proc/uptime").write_text("3.41 9.9\n")
+    (root / FLAG[1:]).touch()
+    for address in addresses:
+        group = os.path.basename(machine.say(f"readlink /sys/bus/pci/devices/{address}/iommu_group").strip())
+        there, device = root / "sys/kernel/iommu_groups" / group, root / "sys/bus/pci/devices" / address
+        (there / "devices").mkdir(parents=True, exist_ok=True)
+        device.mkdir(parents=True)
+        (there / "type").write_text("DMA-FQ\n")
+        (there / "devices" / address).symlink_to(device)
+        (device / "iommu_group").symlink_to(f"../../../../kernel/iommu_groups/{group}")
+    return str(root)
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "planned"),
+    [
+        ("identity-works", [ONE], [ONE]),
+        ("identity-with-audio", [ONE, AUDIO], [ONE, AUDIO]),
+        ("identity-with-audio", [ONE, AUDIO], [ONE]),
+        ("identity-old-kernel", [ONE, AUDIO], [ONE, AUDIO]),
+    ],
+)
+def test_the_lab_says_what_the_program_says(name: str, there: list[str], planned: list[str], tmp_path: Path) -> None:
     """The same plan on a sysfs in a folder: the same lines, but for their times."""
-    machine = laid_down("identity-works", ONE)
-    group = os.path.basename(machine.say(f"readlink /sys/bus/pci/devices/{ONE}/iommu_group").strip())
+    machine = laid_down(name, *planned)
+    root = in_a_folder(tmp_path / "root", machine, *there)
+    environment = {"PATH": os.environ["PATH"], "PROOFBOOK_TEST_ROOT": root}
+    if name == "identity-old-kernel":  # a write that such a kernel refuses, as tee tells it
+        (tmp_path / "tee").write_text('#!/bin/sh\necho "tee: $2: Invalid argument" >&2\nexit 1\n')
+        (tmp_path / "tee").chmod(0o755)
+        environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
     machine.reboot(WHOLE_BOOT)
-    there, device = tmp_path / "sys/kernel/iommu_groups" / group, tmp_path / "sys/bus/pci/devices" / ONE
-    for folder in (there / "devices", device, tmp_path / "etc/gpu-iommu-identity", tmp_path / "run", tmp_path / "proc"):
-        folder.mkdir(parents=True)
-    (tmp_path / "proc/uptime").write_text("3.41 9.9\n")
-    (tmp_path / FLAG[1:]).touch()
-    (there / "type").write_text("DMA-FQ\n")
-    (there / "devices" / ONE).symlink_to(device)
-    (device / "iommu_group").symlink_to(f"../../../../kernel/iommu_groups/{group}")
-    environment = {"PATH": os.environ["PATH"], "PROOFBOOK_TEST_ROOT": str(tmp_path)}
     real = subprocess.run(
-        ["sh", "-c", IDENTITY, "program", "identity", ONE], env=environment, capture_output=True, text=True, check=True
+        ["sh", "-c", IDENTITY, "program", "identity", *planned], env=environment, capture_output=True, text=True, check=False
     )
     told = [line.partition(" ")[2] for line in machine.say(f"cat {LOG}").splitlines()]
     assert told == [line.partition(" ")[2] for line in real.stdout.splitlines()]

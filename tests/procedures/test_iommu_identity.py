@@ -6,13 +6,13 @@ import pytest
 
 from proofbook import changes, procedures
 from proofbook.changes.iommu_identity import IommuIdentity
-from proofbook.checks.identity.rule import Before, GpuBoot
+from proofbook.checks.identity.rule import Before, Function, GpuBoot
 from proofbook.errors import BadParameter
 from proofbook.inventory import HostSpec
 from proofbook.model import Identity, Seen
-from proofbook.remote.iommu_identity import PATHS
+from proofbook.remote.iommu_identity import PATHS, PROGRAM
 
-ONE, TWO = "0000:01:00.0", "0000:41:00.0"
+ONE, TWO, AUDIO = "0000:01:00.0", "0000:41:00.0", "0000:01:00.1"
 BEFORE = Before((GpuBoot(ONE, "DMA-FQ", "nvidia", True), GpuBoot(TWO, "DMA", "nvidia", False)), {})
 HOST = Identity("gpu01", "gpu01", "4f" * 16, "a1" * 16, "ssh-ed25519 SHA256:x", "root", 0, "6.17")
 PROCEDURE = procedures.load("iommu-identity-experiment")
@@ -81,3 +81,28 @@ def test_a_stored_plan_is_enough_to_take_it_back() -> None:
     assert isinstance(change, IommuIdentity)
     assert (change.treated, change.guard_minutes) == ((ONE,), 120.0)
     assert [(g.pci, g.iommu_type, g.started) for g in change.before.gpus] == [(ONE, "DMA-FQ", True), (TWO, "DMA", False)]
+
+
+WITH_AUDIO = Before(
+    (GpuBoot(ONE, "DMA-FQ", "nvidia", True, None, (Function(AUDIO, "DMA-FQ", "snd_hda_intel"),)), BEFORE.gpus[1]), {}
+)
+
+
+def test_a_plan_names_the_functions_of_a_gpu_and_its_unit_sets_them_too() -> None:
+    plan = IommuIdentity((ONE,), WITH_AUDIO).plan(Seen(), HOST)
+    assert f"ExecStart=/bin/sh {PROGRAM} identity {ONE} {AUDIO}" in plan.diff
+    assert any(f"{AUDIO} (snd_hda_intel)" in fact for fact in plan.facts)
+    assert plan.digest != IommuIdentity((ONE,), BEFORE).plan(Seen(), HOST).digest
+    assert AUDIO not in IommuIdentity((TWO,), WITH_AUDIO).plan(Seen(), HOST).diff  # the control's is left alone
+
+
+def test_the_approval_is_of_the_functions_drivers_too() -> None:
+    other = Before((GpuBoot(ONE, "DMA-FQ", "nvidia", True, None, (Function(AUDIO, "DMA-FQ", ""),)), BEFORE.gpus[1]), {})
+    assert IommuIdentity((ONE,), WITH_AUDIO).plan(Seen(), HOST).digest != IommuIdentity((ONE,), other).plan(Seen(), HOST).digest
+
+
+def test_a_stored_plan_knows_the_functions_that_must_be_back() -> None:
+    change = changes.acting(IommuIdentity((ONE,), WITH_AUDIO).plan(Seen(), HOST))
+    assert isinstance(change, IommuIdentity)
+    assert [g.functions for g in change.before.gpus] == [g.functions for g in WITH_AUDIO.gpus]
+    assert change.addresses == (ONE, AUDIO)

@@ -159,6 +159,29 @@ def test_a_write_without_effect_is_not_taken_for_success(machine: Machine) -> No
     assert "its type is Linux" in log.refused[ONE]
 
 
+def test_the_kernels_own_error_is_told(machine: Machine) -> None:
+    machine.device(ONE, 21)
+    machine.device(AUDIO, 21)
+    kind = machine.root / "sys/kernel/iommu_groups/21/type"
+    kind.unlink()
+    kind.symlink_to("/proc/self/oom_score_adj")  # readable, and what is no number is answered with EINVAL
+    code, log = machine.run("identity", ONE, AUDIO)
+    assert (code, log.end, log.set, set(log.refused)) == (1, "partly", {}, {ONE, AUDIO})
+    assert log.refused[AUDIO].startswith("the kernel refused the write: Invalid argument; its type is ")
+
+
+def test_a_function_that_has_its_driver_already_is_refused_for_the_whole_group(machine: Machine) -> None:
+    machine.device(ONE, 21)
+    machine.device(AUDIO, 21, driver="snd_hda_intel")
+    code, log = machine.run("identity", ONE, AUDIO)
+    assert (code, log.end, log.set) == (1, "refused", {})
+    assert log.refused == {
+        ONE: f"{AUDIO} of its group is bound to snd_hda_intel already",
+        AUDIO: "it is bound to snd_hda_intel already",
+    }
+    assert machine.kind(21) == "DMA-FQ"
+
+
 def test_the_unit_runs_before_anything_loads_a_driver_and_only_when_armed() -> None:
     text = unit(["41:00.0"])
     for line in (

@@ -35,6 +35,8 @@ BECAUSE = {
     "identity-group-shared": "it was not fit to be",
     "identity-never-back": "did not come back from the experiment's boot",
     "identity-restore-fails": "DAMAGED",
+    "identity-with-audio": "started with its group in the identity domain",
+    "identity-old-kernel": "the kernel refused the write: Invalid argument; its type is DMA-FQ",
 }
 #: What a failed finding must say besides.
 FAILS = {
@@ -42,6 +44,7 @@ FAILS = {
     "identity-group-shared": "also holds 0000:41:00.0",
     "identity-never-back": "NOT SEEN TO BE RESTORED",
     "identity-restore-fails": "NOT RESTORED: it does not start any more",
+    "identity-old-kernel": "DMA-FQ, not identity",
 }
 
 
@@ -138,7 +141,33 @@ def loud(record: RunRecord) -> None:
     assert "ACT NOW" in record.summary and "power" in record.summary
 
 
-LOOKS = {"identity-fsp-0x177": blocked_and_put_back, "identity-restore-fails": loud, "identity-never-back": loud}
+def audio_and_back(record: RunRecord) -> None:
+    """The audio function is in the plan, of the same type in boot A with its driver, and as before in boot B."""
+    audio = "0000:01:00.1"
+    (plan,) = record.plans
+    assert f"identity 0000:01:00.0 {audio}" in plan["diff"] and any(audio in fact for fact in plan["facts"])
+    (table,) = [t for t in record.tables if t["name"] == "functions"]
+    assert table["rows"][0] == [audio, "0000:01:00.0", "DMA-FQ", "snd_hda_intel", "identity", "snd_hda_intel"]
+    assert {row[4] for row in table["rows"][1:]} == {"DMA-FQ"}
+    back = [f["reason"] for f in record.findings if f["check"] == "identity.PutBack" and f["subject"] == "0000:01:00.0"]
+    assert len(back) == 2 and all(f"{audio} bound to snd_hda_intel, as before" in reason for reason in back)
+
+
+def warned_and_put_back(record: RunRecord) -> None:
+    """What the kernel may answer stood there before the gate; the machine is as it was."""
+    warned = next(f for f in record.findings if f["verdict"] == "WARN" and "EINVAL" in f["reason"])
+    assert warned["look"] == "before" and "6.2.16-20-pve" in warned["reason"]
+    assert record.conclusion is not None and record.conclusion["damaged"] is False
+    assert record.summary.endswith("the machine is as it was.")
+
+
+LOOKS = {
+    "identity-fsp-0x177": blocked_and_put_back,
+    "identity-restore-fails": loud,
+    "identity-never-back": loud,
+    "identity-with-audio": audio_and_back,
+    "identity-old-kernel": warned_and_put_back,
+}
 
 
 @pytest.mark.lab

@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 
 from proofbook.changes.guard import FileChange, Guard, GuardStatus
 from proofbook.changes.reboot import REBOOT, Reboot
+from proofbook.checks.identity.evidence import members_of
 from proofbook.checks.identity.restored import PROBES as RESTORED
 from proofbook.checks.identity.restored import wrong_with
-from proofbook.checks.identity.rule import Before, GpuBoot
+from proofbook.checks.identity.rule import Before, Function, GpuBoot
 from proofbook.errors import CannotTell, GuardRefused, PlanDrifted, TransportError
 from proofbook.host import Hands
 from proofbook.intent import ContainerSpec, ServiceSpec
@@ -41,7 +42,8 @@ LONGEST_BOOT_S = 2400.0
 class IommuIdentity(Change):
     """Boot once with the groups of ``treated`` in the identity domain. :meth:`rollback` is the way back, and always taken.
 
-    ``before``: every GPU as it was found, which is what must be again. ``services``: waited for after the boot back.
+    ``before``: every GPU as it was found, with the other functions of its device in its group, which is what must be again.
+    ``services``: waited for after the boot back.
     """
 
     treated: tuple[str, ...]
@@ -58,18 +60,28 @@ class IommuIdentity(Change):
     @classmethod
     def from_plan(cls, plan: Plan) -> IommuIdentity:
         """Able to take back from the stored plan alone; services are then not waited for."""
-        before = tuple(GpuBoot(pci, str(kind), "", bool(up)) for pci, (kind, up) in plan.settings["before"].items())
+        functions: Mapping[str, Mapping[str, Any]] = plan.settings.get("functions", {})
+        before = tuple(
+            GpuBoot(pci, str(kind), "", bool(up), None, tuple(Function(a, k, d) for a, (k, d) in functions.get(pci, {}).items()))
+            for pci, (kind, up) in plan.settings["before"].items()
+        )
         return cls(tuple(plan.settings["treated"]), Before(before), float(plan.settings["guard_s"]) / 60)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """What the unit is told: each treated GPU, and the functions of its device that share its group."""
+        functions = {gpu.pci: [f.pci for f in gpu.functions] for gpu in self.before.gpus}
+        return tuple(dict.fromkeys(a for pci in self.treated for a in (pci, *functions.get(pci, ()))))
 
     def _reboot(self, services: tuple[ServiceSpec, ...]) -> Reboot:
         return Reboot(True, services, self.containers, self.console)
 
     @property
     def _files(self) -> tuple[FileChange, ...]:
-        armed = f"The next boot sets these to identity, once: {' '.join(self.treated)}\n"
+        armed = f"The next boot sets these to identity, once: {' '.join(self.addresses)}\n"
         return (
             FileChange(PROGRAM, None, IDENTITY.encode(), 0o755),
-            FileChange(UNIT_PATH, None, unit(self.treated).encode()),
+            FileChange(UNIT_PATH, None, unit(self.addresses).encode()),
             FileChange(PULL, None, pull().encode()),
             FileChange(FLAG, None, armed.encode()),
         )
@@ -110,6 +122,9 @@ class IommuIdentity(Change):
                 **reboot.settings,
                 "treated": list(self.treated),
                 "before": {g.pci: [g.iommu_type, bool(g.started)] for g in self.before.gpus},
+                "functions": {
+                    g.pci: {f.pci: [f.iommu_type, f.driver] for f in g.functions} for g in self.before.gpus if g.functions
+                },
                 "guard_s": round(self.guard_minutes * 60),
                 "files": {f.path: f.new_sha256 for f in self._files},
             },
@@ -117,19 +132,23 @@ class IommuIdentity(Change):
 
     def _hypothesis(self) -> tuple[str, ...]:
         others = [g.pci for g in self.before.gpus if g.pci not in self.treated]
+        treated = [g for g in self.before.gpus if g.pci in self.treated]
+        functions = [f"{f.pci} ({f.driver or 'no driver'})" for g in treated for f in g.functions]
+        with_them = (f"set with them, of the same device and group: {', '.join(functions)}",) if functions else ()
         return (
             f"treated: {', '.join(self.treated)}; control: {', '.join(others) or 'none in the same boot'}",
+            *with_them,
             "the program removes its flag before it acts: the boot after boot A is a clean one, whatever happens",
             "stop rule: one boot; no second try, no reset of a GPU, boot B whatever boot A showed",
         )
 
     def _pre_state(self, seen: Seen) -> Mapping[str, Any]:
-        """The groups' types and members, never their numbers."""
+        """The groups' types and members with their drivers, never the groups' numbers."""
         state: dict[str, Any] = {}
         try:
-            iommu = seen.value(IommuGroups())
+            iommu, devices = seen.value(IommuGroups()), seen.value(PciDevices())
             for pci in self.treated:
-                members = next((list(g.devices) for g in iommu.groups.values() if pci in g.devices), [])
+                members = [f"{a} {devices[a].driver}" if a in devices else a for a in members_of(iommu, pci)]
                 state[f"group of {pci}"] = [iommu.by_device.get(pci, "none"), members]
             state["files there"] = list(seen.value(IdentityState()).present)
         except CannotTell as why:
@@ -255,8 +274,10 @@ class _Acting:
         if said:
             return self._by_hand("; ".join(said))
         kinds = ", ".join(f"{g.pci} {g.iommu_type}" for g in self.change.before.gpus)
+        functions = [f"{f.pci} {f.driver or 'no driver'}" for g in self.change.before.gpus for f in g.functions]
+        also = f"; {', '.join(functions)}" if functions else ""
         return Applied(
-            self.plan, "restored", f"as before: {kinds}; every GPU started, no file of the experiment left", self.facts
+            self.plan, "restored", f"as before: {kinds}{also}; every GPU started, no file of the experiment left", self.facts
         )
 
     def _by_hand(self, why: str) -> Applied:

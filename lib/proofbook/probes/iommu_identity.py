@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,6 +14,8 @@ from proofbook.remote.iommu_identity import FLAG, LOG, PATHS, IdentityLog, parse
 
 __all__ = ["EarlyModules", "IdentityFacts", "IdentityState"]
 
+#: The drivers of a GPU's functions: display, and sound over its connectors.
+_DRIVERS = re.compile(r"nvidia|snd[-_]hda[-_]intel")
 _INITRAMFS = ("/etc/initramfs-tools/modules", "/etc/dracut.conf", "/etc/dracut.conf.d/*.conf", "/etc/mkinitcpio.conf")
 
 
@@ -53,10 +56,10 @@ class IdentityState(Probe[IdentityFacts]):
 
 @dataclass(frozen=True)
 class EarlyModules(Probe[tuple[str, ...]]):
-    """Which configuration puts the NVIDIA module into the initramfs, as ``path: line``. There it binds before any unit runs.
+    """Which configuration puts a GPU's driver into the initramfs, as ``path: line``. There it binds before any unit runs.
 
-    A line ``nvidia`` in ``/etc/initramfs-tools/modules`` does, ``add_drivers+=" nvidia "`` in ``/etc/dracut.conf.d/`` too.
-    What an image holds that was built before the file was changed is not seen.
+    A line ``nvidia`` in ``/etc/initramfs-tools/modules`` does, ``add_drivers+=" nvidia "`` in ``/etc/dracut.conf.d/`` too; and
+    ``snd_hda_intel`` for the audio function of a GPU. What an image holds that was built before the file was changed is not seen.
     """
 
     name: ClassVar[str] = "iommu_identity.EarlyModules"
@@ -67,6 +70,6 @@ class EarlyModules(Probe[tuple[str, ...]]):
         for path, text in remote.parse_files(answer).files.items():
             for line in text.splitlines():
                 setting = line.partition("#")[0]
-                if "nvidia" in setting and not setting.lstrip().startswith(("omit_drivers", "blacklist")):
+                if _DRIVERS.search(setting) and not setting.lstrip().startswith(("omit_drivers", "blacklist")):
                     found.append(f"{path}: {setting.strip()}")
         return tuple(found)

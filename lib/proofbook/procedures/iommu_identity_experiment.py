@@ -7,6 +7,7 @@ predicts and when to stop are in the record before anything is changed.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from proofbook.checks.boot import Rebooted
 from proofbook.checks.identity.evidence import PROBES, choose, gpus_seen, the_boot_before, the_trial
 from proofbook.checks.identity.preflight import FitForIdentity
 from proofbook.checks.identity.restored import PutBack, restored
-from proofbook.checks.identity.rule import Before, Conclusion, Restored, Trial, conclude
+from proofbook.checks.identity.rule import Before, Conclusion, GpuBoot, Restored, Trial, conclude
 from proofbook.checks.identity.trial import ValidTrial
 from proofbook.errors import BadParameter, CannotTell
 from proofbook.inventory import HostSpec
@@ -248,6 +249,9 @@ def conclusion(run: Run, start: Start, tried: Trial, back: Applied) -> Conclusio
         row += [gpu.iommu_type, _word(gpu.started), gpu.first.text if gpu.first else ""] if gpu else ["", "not seen", ""]
     columns = ("GPU", "role", "type before", "started before", "type in boot A", "started in boot A", "first error in boot A")
     run.table("boots", "Each GPU before and in boot A", columns, rows)
+    if functions := _functions(start, boot_a):
+        of_functions = ("function", "of GPU", "type before", "driver before", "type in boot A", "driver in boot A")
+        run.table("functions", "What shares a GPU's group, and is of its device", of_functions, functions)
     if tried.made:
         run.table(
             "before-after",
@@ -258,10 +262,24 @@ def conclusion(run: Run, start: Start, tried: Trial, back: Applied) -> Conclusio
     return found
 
 
+def _functions(start: Start, boot_a: Mapping[str, GpuBoot]) -> list[list[str]]:
+    """Each other function of a GPU in its group: before, and in boot A ("not seen" where nobody could look)."""
+    rows = []
+    for gpu in start.before.gpus:
+        later = {f.pci: f for f in boot_a[gpu.pci].functions} if gpu.pci in boot_a else {}
+        for was in gpu.functions:
+            now = later.get(was.pci)
+            seen = [now.iommu_type, now.driver or "none"] if now else ["not seen", "not seen"]
+            rows.append([was.pci, gpu.pci, was.iommu_type, was.driver or "none", *seen])
+    return rows
+
+
 def _scope(run: Run, start: Start) -> list[str]:
     """What the conclusion holds for, as it was before: a GPU that is gone says nothing of its VBIOS."""
     was = start.baseline
     said = [f"GPU {', '.join(start.treated)} of {run.host.identity.hostname}"]
+    functions = [f.pci for g in start.before.gpus if g.pci in start.treated for f in g.functions]
+    said += [f"with {', '.join(functions)} in the same group"] if functions else []
     rows = [was.gpus.rows[pci] for pci in start.treated if was.gpus is not None and pci in was.gpus.rows]
     said += [f"{name}, VBIOS {vbios}" for name, vbios in dict.fromkeys((r.name, r.vbios) for r in rows)]
     if was.driver is not None:

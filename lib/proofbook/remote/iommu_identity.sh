@@ -68,9 +68,10 @@ look() {
   done
 } 2> /dev/null
 
+# WHY tee: a shell's own words for a write that failed need not say the kernel's error, and old and new kernels differ in it.
 put() {
   is=
-  { printf '%s\n' "$wanted" > "$type"; } 2> /dev/null || refusal="the kernel refused the write"
+  said=$(printf '%s\n' "$wanted" | tee -- "$type" 2>&1 > /dev/null) || refusal="the kernel refused the write${said:+:${said##*:}}"
   { read -r is < "$type"; } 2> /dev/null || refusal="the type cannot be read back"
   if [ "$is" = "$wanted" ]; then say "set $1 $is"; else say "kept $1 ${is:-unknown} ${refusal:-the write had no effect}"; bad=1; fi
 }

@@ -129,7 +129,15 @@ def test_a_device_that_the_inventory_calls_a_gpu_is_one() -> None:
 
 FIT = FitForIdentity((ONE,), True, "https://bmc.example")
 UNFIT: dict[str, tuple[dict[str, Any], str]] = {
-    "an audio function in the group": ({"IommuGroups": groups("DMA-FQ", "DMA-FQ", AUDIO)}, AUDIO),
+    "another card in the group": ({"IommuGroups": groups("DMA-FQ", "DMA-FQ", "0000:02:00.0")}, "also holds 0000:02:00.0"),
+    "another slot of the bus in the group": (
+        {"IommuGroups": groups("DMA-FQ", "DMA-FQ", "0000:01:01.0")},
+        "also holds 0000:01:01.0",
+    ),
+    "a bridge beside its own audio function": (
+        {"IommuGroups": groups("DMA-FQ", "DMA-FQ", AUDIO, "0000:00:01.1")},
+        "also holds 0000:00:01.1:",
+    ),
     "already identity": ({"IommuGroups": groups("identity", "DMA-FQ")}, "identity already"),
     "a kernel that does not say types": ({"IommuGroups": groups("", "DMA-FQ")}, "5.11"),
     "no iommu": ({"IommuGroups": IommuFacts({}, {})}, "no iommu group"),
@@ -154,6 +162,58 @@ def test_what_makes_it_unfit(what: str) -> None:
     changed, words = UNFIT[what]
     said = bad(judged(FIT, seen(healthy(**changed))))
     assert any(words in one for one in said), said
+
+
+AUDIO_TOO: dict[str, Any] = {
+    "PciDevices": {
+        ONE: pci(ONE, 13),
+        AUDIO: pci(AUDIO, 13, device=0x22E8, class_code=0x040300, driver="snd_hda_intel"),
+        TWO: pci(TWO, 21),
+    },
+    "IommuGroups": groups("DMA-FQ", "DMA-FQ", AUDIO),
+}
+
+
+def with_audio(**changed: Any) -> Seen:
+    return seen(healthy(**{**AUDIO_TOO, **changed}))
+
+
+def on_kernel(release: str) -> MachineFacts:
+    return MachineFacts("gpu-hv1", "4f" * 16, BOOT, release, "quiet", 100.0, T0)
+
+
+def test_a_gpus_own_audio_function_belongs_to_it() -> None:
+    found = judged(FIT, with_audio())
+    assert bad(found) == []
+    assert any(f"{AUDIO} (snd_hda_intel), whose type changes with it" in f.reason for f in found)
+    assert any("alone with 1 function of its own" in f.reason for f in found)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "answer"),
+    [
+        ("6.8.12-1-pve", ""),
+        ("6.12.41+deb13-amd64", ""),
+        ("7.0.0", ""),
+        ("6.2.16-20-pve", "refuse that for a group of several devices (EINVAL)"),
+        ("6.1.0-25-amd64", "(EINVAL)"),
+        ("5.15.0", "(EINVAL)"),
+        ("6.5.13-6-pve", "in between it is not known"),
+        ("unheard of", "it is not known"),
+    ],
+)
+def test_what_this_kernel_may_answer_for_a_group_of_several_is_said_before(kernel: str, answer: str) -> None:
+    said = bad(judged(FIT, with_audio(Machine=on_kernel(kernel))))
+    assert [s.split()[0] for s in said] == (["WARN"] if answer else [])
+    assert all(answer in s and kernel in s for s in said)
+    assert bad(judged(FIT, seen(healthy(Machine=on_kernel(kernel))))) == []  # alone in its group: every kernel does it
+
+
+def test_an_audio_driver_in_the_initramfs_matters_where_there_is_an_audio_function() -> None:
+    early = ("/etc/initramfs-tools/modules: snd-hda-intel",)
+    assert bad(judged(FIT, seen(healthy(EarlyModules=early)))) == []
+    (said,) = bad(judged(FIT, with_audio(EarlyModules=early)))
+    assert "snd-hda-intel" in said
 
 
 def test_a_console_that_nobody_confirmed() -> None:
@@ -212,6 +272,46 @@ def test_what_shows_nothing_is_no_valid_trial(what: str) -> None:
     assert outcome(look) is Outcome.INCONCLUSIVE
 
 
+BOTH = replace(LOG, addresses=(ONE, AUDIO), set={ONE: 3.45, AUDIO: 3.46})
+
+
+def audio_in_boot_a(kind: str = "identity", driver: str = "snd_hda_intel", **changed: Any) -> Seen:
+    devices = {**AUDIO_TOO["PciDevices"], AUDIO: replace(AUDIO_TOO["PciDevices"][AUDIO], driver=driver)}
+    members = groups("identity", "DMA-FQ", AUDIO)
+    types = IommuFacts(members.groups, {**members.by_device, AUDIO: kind})
+    given = {"IommuGroups": types, "PciDevices": devices, "IdentityState": IdentityFacts((), BOTH), **changed}
+    return in_identity(*FSP, **given)
+
+
+def test_an_audio_function_is_read_back_with_its_driver() -> None:
+    before = the_boot_before(with_audio(), (ONE, TWO))
+    check = ValidTrial((ONE,), before)
+    found = judged(check, audio_in_boot_a())
+    assert bad(found) == []
+    assert [f.reason for f in found if f.subject == AUDIO] == ["identity, bound to snd_hda_intel, as before"]
+    came = conclude(before, the_trial(audio_in_boot_a(), (ONE,), ()), Restored(True))
+    assert came.outcome is Outcome.BLOCKED and any(f"{AUDIO} bound to snd_hda_intel" in r for r in came.reasons)
+    (said,) = bad(judged(check, audio_in_boot_a(driver="")))
+    assert said.startswith(f"WARN {AUDIO}") and "before to snd_hda_intel" in said
+    assert any(s.startswith(f"FAIL {AUDIO}") for s in bad(judged(check, audio_in_boot_a("DMA-FQ"))))
+
+
+def test_an_audio_function_of_another_type_is_no_experiment() -> None:
+    came = conclude(the_boot_before(with_audio(), (ONE, TWO)), the_trial(audio_in_boot_a("DMA-FQ"), (ONE,), ()), Restored(True))
+    assert came.outcome is Outcome.INCONCLUSIVE and f"{AUDIO}, a function of {ONE}, is DMA-FQ" in came.because
+
+
+def test_a_kernel_that_refuses_is_told_with_the_type_that_was_kept() -> None:
+    why = "the kernel refused the write: Invalid argument; its type is DMA-FQ"
+    refused = replace(BOTH, set={}, end="partly", refused={ONE: why, AUDIO: why})
+    kept = groups("DMA-FQ", "DMA-FQ", AUDIO)
+    look = audio_in_boot_a(IommuGroups=kept, IdentityState=IdentityFacts((), refused))
+    came = conclude(BEFORE, the_trial(look, (ONE,), ()), Restored(True))
+    assert came.outcome is Outcome.INCONCLUSIVE
+    assert came.because == f"the kernel did not set every type: {ONE}: {why}; {AUDIO}: {why}"
+    assert any(s.startswith("FAIL") and "Invalid argument" in s for s in bad(judged(VALID, look)))
+
+
 def first_of(*said: tuple[float, str]) -> Kind | None:
     lines = [LogLine(text, at) for at, text in sorted(said)]
     error = first_error(judge(lines, context=LogContext(gpus=frozenset({ONE, TWO}))).findings, ONE)
@@ -262,3 +362,33 @@ def test_what_is_not_as_it_was_is_loud(what: str) -> None:
     said = bad(judged(PUT_BACK, look))
     assert any(words in one and one.startswith("FAIL") and "RESTORED" in one for one in said), said
     assert not restored(look, BEFORE).whole
+
+
+AUDIO_NOT_BACK: dict[str, tuple[dict[str, Any], str]] = {
+    "its driver is gone": (
+        {"PciDevices": {**AUDIO_TOO["PciDevices"], AUDIO: replace(AUDIO_TOO["PciDevices"][AUDIO], driver="")}},
+        f"its function {AUDIO} is bound to no driver, before snd_hda_intel",
+    ),
+    "another driver has it": (
+        {"PciDevices": {**AUDIO_TOO["PciDevices"], AUDIO: replace(AUDIO_TOO["PciDevices"][AUDIO], driver="vfio-pci")}},
+        "is bound to vfio-pci, before snd_hda_intel",
+    ),
+    "it is gone": ({"PciDevices": {ONE: pci(ONE, 13), TWO: pci(TWO, 21)}}, f"its function {AUDIO} is not on the bus"),
+    "still identity": ({"IommuGroups": groups("identity", "DMA-FQ", AUDIO)}, f"group of its function {AUDIO} is identity"),
+    "the devices cannot be read": ({"PciDevices": "lost"}, "NOT SEEN TO BE RESTORED"),
+}
+
+
+def test_an_audio_function_that_is_as_it_was() -> None:
+    before = the_boot_before(with_audio(), (ONE, TWO))
+    found = judged(PutBack(before), with_audio())
+    assert bad(found) == [] and restored(with_audio(), before).whole
+    assert any(f"{AUDIO} bound to snd_hda_intel, as before" in f.reason for f in found)
+
+
+@pytest.mark.parametrize("what", AUDIO_NOT_BACK)
+def test_an_audio_function_that_is_not_as_it_was_is_loud(what: str) -> None:
+    changed, words = AUDIO_NOT_BACK[what]
+    look, before = with_audio(**changed), the_boot_before(with_audio(), (ONE, TWO))
+    assert any(words in one and one.startswith("FAIL") for one in bad(judged(PutBack(before), look)))
+    assert not restored(look, before).whole

@@ -12,6 +12,7 @@ from proofbook.checks.identity.rule import (
     Before,
     Conclusion,
     FirstError,
+    Function,
     GpuBoot,
     Kind,
     Outcome,
@@ -74,6 +75,12 @@ INVALID = {
     "bound to another driver": {"treated": (replace(failed(ONE), driver="vfio-pci"),)},
     "bound to none": {"treated": (replace(failed(ONE), driver=""),)},
     "the unit did not act": {"why_not": "the unit did not act: the flag cannot be removed"},
+    "a function of it is of another type": {
+        "treated": (replace(failed(ONE), functions=(Function("0000:01:00.1", "DMA-FQ", "snd_hda_intel"),)),)
+    },
+    "the type of a function of it is not known": {
+        "treated": (replace(failed(ONE), functions=(Function("0000:01:00.1", "", ""),)),)
+    },
     "no GPU was treated": {"treated": ()},
     "it did not come back": {"came_back": False},
     "the link was lost": {"treated": (failed(ONE, Kind.LINK),)},

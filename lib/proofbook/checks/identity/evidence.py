@@ -6,21 +6,31 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from proofbook.checks.baseline import is_gpu
-from proofbook.checks.identity.rule import Before, FirstError, GpuBoot, Kind, Trial
+from proofbook.checks.identity.rule import Before, FirstError, Function, GpuBoot, Kind, Trial
 from proofbook.checks.kernel_log import AER_TAGS, judge_log, tagged
 from proofbook.checks.looking import tell
 from proofbook.errors import CannotTell
 from proofbook.intent import GpuSpec
 from proofbook.model import Probe, Seen, pci_address
 from proofbook.probes.boot import Machine
-from proofbook.probes.iommu import IommuGroups
+from proofbook.probes.iommu import IommuFacts, IommuGroups
 from proofbook.probes.iommu_identity import IdentityState
 from proofbook.probes.kernel_log import KernelLog
 from proofbook.probes.nvidia import Driver, Gpus
 from proofbook.probes.pci import PciDevices
 from proofbook.signatures import SignatureFinding, load
 
-__all__ = ["PROBES", "choose", "gpus_seen", "started", "the_boot_before", "the_trial"]
+__all__ = [
+    "PROBES",
+    "choose",
+    "functions_of",
+    "gpus_seen",
+    "members_of",
+    "of_one_device",
+    "started",
+    "the_boot_before",
+    "the_trial",
+]
 
 #: What the rule is fed from.
 PROBES: tuple[Probe[Any], ...] = (Machine(), KernelLog(), PciDevices(), IommuGroups(), Driver(), Gpus(), IdentityState())
@@ -65,6 +75,21 @@ def gpus_seen(seen: Seen, declared: Sequence[GpuSpec] = ()) -> tuple[str, ...]:
     return tuple(sorted(a for a, d in devices.items() if is_gpu(d) or a in meant))
 
 
+def of_one_device(one: str, other: str) -> bool:
+    """Whether two PCI addresses are functions of the same device: they differ in nothing but the function's number."""
+    return one.rpartition(".")[0] == other.rpartition(".")[0]
+
+
+def members_of(iommu: IommuFacts, pci: str) -> tuple[str, ...]:
+    """Everything that shares the iommu group of ``pci``, itself included; () where it is in none."""
+    return next((g.devices for g in iommu.groups.values() if pci in g.devices), ())
+
+
+def functions_of(pci: str, iommu: IommuFacts) -> tuple[str, ...]:
+    """The other functions of a GPU's device that share its iommu group, as its audio function does."""
+    return tuple(a for a in members_of(iommu, pci) if a != pci and of_one_device(a, pci))
+
+
 def started(seen: Seen, pci: str) -> bool | None:
     """Whether the driver has brought this GPU up: it has a row, with a UUID, without an error. None: nvidia-smi did not say."""
     table = tell(seen, Gpus()).value
@@ -95,8 +120,9 @@ def the_trial(seen: Seen, treated: Sequence[str], declared: Sequence[GpuSpec]) -
         why_not = "the unit did not run in this boot: it left no log"
     elif log.trouble:
         why_not = f"the unit did not act: {log.trouble}"
-    elif log.end == "refused":
-        why_not = "the unit refused: " + "; ".join(f"{pci}: {why}" for pci, why in log.refused.items())
+    elif log.end in ("refused", "partly"):
+        said = "the unit refused" if log.end == "refused" else "the kernel did not set every type"
+        why_not = f"{said}: " + "; ".join(f"{pci}: {why}" for pci, why in log.refused.items())
     return Trial(
         came_back=True,
         treated=tuple(_gpu(seen, pci, firsts.get(pci)) for pci in treated),
@@ -149,8 +175,15 @@ def _kind(finding: SignatureFinding) -> Kind:
 
 def _gpu(seen: Seen, pci: str, first: FirstError | None) -> GpuBoot:
     iommu, devices = tell(seen, IommuGroups()).value, tell(seen, PciDevices()).value
-    driver = devices[pci].driver if devices is not None and pci in devices else ""
-    return GpuBoot(pci, iommu.by_device.get(pci, "") if iommu is not None else "", driver, started(seen, pci), first)
+
+    def kind(address: str) -> str:
+        return iommu.by_device.get(address, "") if iommu is not None else ""
+
+    def driver(address: str) -> str:
+        return devices[address].driver if devices is not None and address in devices else ""
+
+    functions = tuple(Function(a, kind(a), driver(a)) for a in functions_of(pci, iommu)) if iommu is not None else ()
+    return GpuBoot(pci, kind(pci), driver(pci), started(seen, pci), first, functions)
 
 
 def _conditions(seen: Seen) -> dict[str, str]:

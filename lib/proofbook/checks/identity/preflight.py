@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from proofbook.checks.identity.evidence import gpus_seen, started
+from proofbook.checks.identity.evidence import functions_of, gpus_seen, members_of, of_one_device, started
 from proofbook.checks.identity.rule import TRANSLATED
-from proofbook.checks.looking import join, tell, unseen
+from proofbook.checks.looking import counted, join, tell, unseen
 from proofbook.intent import GpuSpec
 from proofbook.model import Check, Finding, Probe, Seen, Suggested
 from proofbook.probes.boot import Machine
@@ -25,6 +25,11 @@ __all__ = ["FitForIdentity"]
 # only takes them back as the default (drivers/iommu/amd/iommu.c, drivers/iommu/iommu.c).
 _SNP = re.compile(r"SEV-SNP: (?:RMP table|enabled|host support)|AMD-Vi: SNP enabled", re.I)
 _ENCRYPTED = re.compile(r"Memory Encryption Features active:.*\b(?:SME|SEV)|Memory encryption detected", re.I)
+
+# WHY two versions and nothing about those in between: drivers/iommu/iommu.c at about 6.2 refuses a new type for a group of
+# several devices, at 6.8 it gives it when none of them has a driver; Debian's 6.1 refused and its 6.12 gave it when tried.
+# Where that changed, and what a distribution has brought back into an older kernel, is not known here.
+_STILL_REFUSES, _CHANGES_SINCE = (6, 2), (6, 8)
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,9 @@ class FitForIdentity(Check):
         findings = [self._gpu(pci, seen, devices, iommu) for pci in self.treated]
         return [
             *findings,
+            *(self._shared(pci, functions, seen, devices) for pci in self.treated if (functions := functions_of(pci, iommu))),
             self._control(seen, iommu),
-            self._early(seen),
+            self._early(seen, devices, iommu),
             self._encryption(seen),
             self._leftovers(seen),
             self._console(),
@@ -60,8 +66,10 @@ class FitForIdentity(Check):
         why = self._why_not(pci, seen, devices, iommu)
         if why:
             return self.failed(why, subject=pci, action=Suggested.LOOK)
-        group = devices[pci].iommu_group
-        return self.passed(f"alone in iommu group {group}, {iommu.by_device[pci]}, bound to nvidia, started", subject=pci)
+        functions = functions_of(pci, iommu)
+        alone = f"alone with {counted(len(functions), 'function')} of its own" if functions else "alone"
+        where = f"{alone} in iommu group {devices[pci].iommu_group}"
+        return self.passed(f"{where}, {iommu.by_device[pci]}, bound to nvidia, started", subject=pci)
 
     def _why_not(self, pci: str, seen: Seen, devices: dict[str, PciFacts], iommu: IommuFacts) -> str:
         if pci not in devices:
@@ -73,11 +81,10 @@ class FitForIdentity(Check):
             return "this kernel does not say the type of a group (kernels do since 5.11), so it cannot be set"
         if kind not in TRANSLATED:
             return f"its group is {kind} already: there is no translated state to compare with"
-        members = next((g.devices for g in iommu.groups.values() if pci in g.devices), ())
-        if strangers := [m for m in members if m not in self.treated]:
+        if strangers := [m for m in members_of(iommu, pci) if not any(of_one_device(m, gpu) for gpu in self.treated)]:
             return (
-                f"its group also holds {join(strangers)}: the type belongs to the whole group, and older kernels "
-                "refuse to change a group of several devices (EINVAL)"
+                f"its group also holds {join(strangers)}: the type belongs to the whole group, and that is no function of a GPU "
+                "that is treated"
             )
         if devices[pci].driver != "nvidia":
             return f"it is bound to {devices[pci].driver or 'no driver'}, so whether nvidia could start it would not be seen"
@@ -89,6 +96,29 @@ class FitForIdentity(Check):
                 else "whether it runs now is not known"
             )
         return ""
+
+    def _shared(self, pci: str, functions: tuple[str, ...], seen: Seen, devices: dict[str, PciFacts]) -> Finding:
+        """What this kernel may answer when the type of a group of several devices is written."""
+        held = join(f"{a} ({devices[a].driver or 'no driver'})" if a in devices else a for a in functions)
+        about = f"its group is also that of its own {held}, whose type changes with it"
+        facts = tell(seen, Machine()).value
+        kernel = facts.kernel if facts is not None else "not known"
+        version = _version(kernel)
+        if version is not None and version >= _CHANGES_SINCE:
+            return self.passed(
+                f"{about}; kernels from about 6.8 do that while none of them has a driver, and this one is {kernel}", subject=pci
+            )
+        if version is not None and version <= _STILL_REFUSES:
+            answer = "kernels up to about 6.2 refuse that for a group of several devices (EINVAL)"
+        else:
+            answer = "up to about 6.2 kernels refuse that (EINVAL), from about 6.8 they do it; in between it is not known"
+        return self.warned(
+            f"{about}; {answer}, and this one is {kernel}",
+            subject=pci,
+            action=Suggested.LOOK,
+            what_to_do="Both reboots happen all the same. If the kernel refuses, the type stays as it is and nothing is tried: "
+            "the conclusion is then inconclusive. A newer kernel saves the downtime.",
+        )
 
     def _control(self, seen: Seen, iommu: IommuFacts) -> Finding:
         others = [
@@ -103,11 +133,13 @@ class FitForIdentity(Check):
             "(kernel, command line, driver)"
         )
 
-    def _early(self, seen: Seen) -> Finding:
-        lines, why = tell(seen, EarlyModules()).pair
-        if lines is None:
+    def _early(self, seen: Seen, devices: dict[str, PciFacts], iommu: IommuFacts) -> Finding:
+        every, why = tell(seen, EarlyModules()).pair
+        if every is None:
             return unseen(self, why)
-        if lines:
+        functions = [a for pci in self.treated for a in functions_of(pci, iommu)]
+        drivers = {"nvidia", *(devices[a].driver for a in functions if a in devices and devices[a].driver)}
+        if lines := [line for line in every if any(driver in line.replace("-", "_") for driver in drivers)]:
             return self.warned(
                 f"the initramfs is made to load the driver, which would bind before any unit runs: {join(lines, 3)}",
                 action=Suggested.FIX_CONFIG,
@@ -147,3 +179,9 @@ class FitForIdentity(Check):
                 what_to_do="Log in there, make sure that the power can be cycled, then set console_confirmed.",
             )
         return self.passed(f"the operator confirmed that the console can be reached ({where})")
+
+
+def _version(kernel: str) -> tuple[int, int] | None:
+    """``6.17.13-1-pve`` is (6, 17); None for what is no release of a kernel."""
+    found = re.match(r"(\d+)\.(\d+)", kernel)
+    return (int(found[1]), int(found[2])) if found else None

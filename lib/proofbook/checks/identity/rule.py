@@ -19,7 +19,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-__all__ = ["Before", "Conclusion", "FirstError", "GpuBoot", "Kind", "Outcome", "Restored", "Trial", "conclude", "control"]
+__all__ = [
+    "Before",
+    "Conclusion",
+    "FirstError",
+    "Function",
+    "GpuBoot",
+    "Kind",
+    "Outcome",
+    "Restored",
+    "Trial",
+    "conclude",
+    "control",
+]
 
 TRANSLATED = ("DMA", "DMA-FQ")
 
@@ -52,6 +64,15 @@ class FirstError:
 
 
 @dataclass(frozen=True, slots=True)
+class Function:
+    """Another function of a GPU's device that shares the GPU's iommu group, as its audio function does, in one boot."""
+
+    pci: str
+    iommu_type: str
+    driver: str
+
+
+@dataclass(frozen=True, slots=True)
 class GpuBoot:
     """One GPU in one boot. ``iommu_type`` is "" when its group has none or it is not known; ``started`` None: not known."""
 
@@ -60,6 +81,7 @@ class GpuBoot:
     driver: str
     started: bool | None
     first: FirstError | None = None
+    functions: tuple[Function, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +152,7 @@ def _of_the_trial(before: Before, trial: Trial) -> tuple[Outcome, str, tuple[str
     invalid = _invalid(trial)
     if invalid:
         return Outcome.INCONCLUSIVE, invalid[0], tuple(invalid)
-    valid = f"the group read identity after the driver bound, for {_names(trial.treated)}"
+    valid = f"the group read identity after the driver bound, for {', '.join(map(_with_functions, trial.treated))}"
     unknown = [g.pci for g in trial.treated if g.started is None]
     if unknown:
         return Outcome.INCONCLUSIVE, f"whether {', '.join(unknown)} started is not known", (valid,)
@@ -188,6 +210,9 @@ def _invalid(trial: Trial) -> list[str]:
             wrong.append(f"who set the group of {gpu.pci} to identity, and when, is not known")
         elif gpu.driver != "nvidia":
             wrong.append(f"{gpu.pci} is bound to {gpu.driver or 'no driver'}, not nvidia")
+        elif other := next((f for f in gpu.functions if f.iommu_type != "identity"), None):
+            kind = other.iommu_type or "of a type that is not known"
+            wrong.append(f"the group of {other.pci}, a function of {gpu.pci}, is {kind}, not identity")
         elif trial.driver_s is None:
             wrong.append("when the driver was loaded is not known, so neither is the order")
         elif trial.set_s[gpu.pci] >= trial.driver_s:
@@ -216,6 +241,11 @@ def control(before: Before, trial: Trial) -> tuple[bool, str]:
             "no other translated GPU in the same boot, and it is not known to have started translated in the boot before",
         )
     return True, "control: the same GPU started translated in the boot before, with the same kernel, command line and driver"
+
+
+def _with_functions(gpu: GpuBoot) -> str:
+    functions = ", ".join(f"{f.pci} bound to {f.driver or 'no driver'}" for f in gpu.functions)
+    return f"{gpu.pci} (with {functions})" if functions else gpu.pci
 
 
 def _names(gpus: Sequence[GpuBoot]) -> str:

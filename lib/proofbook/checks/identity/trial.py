@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from proofbook.checks.identity.evidence import PROBES, the_trial
-from proofbook.checks.identity.rule import Before, GpuBoot, Kind, Trial, control
+from proofbook.checks.identity.rule import Before, Function, GpuBoot, Kind, Trial, control
 from proofbook.intent import GpuSpec
 from proofbook.model import Check, Finding, Probe, Seen, Suggested
 
@@ -38,6 +38,7 @@ class ValidTrial(Check):
         findings = [self._treatment(gpu, trial) for gpu in trial.treated]
         if trial.why_not:
             findings.insert(0, self.failed(trial.why_not, action=Suggested.LOOK))
+        findings += [self._function(gpu, function) for gpu in trial.treated for function in gpu.functions]
         return [*findings, *(self._outcome(gpu, trial) for gpu in trial.treated), self._control(trial)]
 
     def _treatment(self, gpu: GpuBoot, trial: Trial) -> Finding:
@@ -52,6 +53,22 @@ class ValidTrial(Check):
         if gpu.driver != "nvidia":
             return self.failed(f"identity, and bound to {gpu.driver or 'no driver'} instead of nvidia", **compared)
         return self.passed(f"identity, set at {set_s:g} s; the driver was loaded at {trial.driver_s:g} s and bound", **compared)
+
+    def _function(self, gpu: GpuBoot, function: Function) -> Finding:
+        """WHY a missing driver is a WARN only: whether the GPU starts does not hang on it, and its group's type is told."""
+        now = f"{function.iommu_type or 'nothing'}, bound to {function.driver or 'no driver'}"
+        compared: dict[str, Any] = {
+            "subject": function.pci,
+            "expected": "identity",
+            "observed": function.iommu_type or "not known",
+        }
+        if function.iommu_type != "identity":
+            return self.failed(f"its group reads {now}, although it is a function of {gpu.pci}", **compared)
+        known = {f.pci: f.driver for g in self.before.gpus for f in g.functions}
+        if function.driver != known.get(function.pci):
+            was = known.get(function.pci) or "no driver"
+            return self.warned(f"{now}, before to {was}: the type was read back without that", **compared)
+        return self.passed(f"{now}, as before", **compared)
 
     def _outcome(self, gpu: GpuBoot, trial: Trial) -> Finding:
         if gpu.started is None:

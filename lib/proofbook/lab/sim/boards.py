@@ -41,6 +41,22 @@ def four_gpu_epyc() -> Hardware:
     return _epyc((0x00, 0x40, 0x80, 0xC0), _HOST_BRIDGES)
 
 
+def four_gpu_workstation() -> Hardware:
+    """Like :func:`four_gpu_epyc`, with Workstation Edition cards: each has an audio function too, in the GPU's iommu group."""
+    hw = four_gpu_epyc()
+    hw.product = "4-GPU workstation"
+    for gpu in hw.gpus.values():
+        gpu.name = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"
+        display = hw.pci[gpu.pci]
+        display.device, display.class_code = 0x2BB1, 0x030000
+        display.name, display.class_name = "NVIDIA Corporation Device 2bb1", "VGA compatible controller"
+        audio = _audio_function(display)
+        hw.pci[audio.address] = audio
+    hw.pci = dict(sorted(hw.pci.items()))
+    _number_iommu_groups(hw)
+    return hw
+
+
 def eight_gpu_epyc() -> Hardware:
     """Like :func:`four_gpu_epyc`, with a GPU below every host bridge.
 
@@ -191,6 +207,28 @@ def _gpu_slot(root: int, position: int) -> Iterator[PciDevice]:
     )
 
 
+def _audio_function(display: PciDevice) -> PciDevice:
+    """The sound over a card's connectors: function 1 of the device, which can be reset by nothing of its own but its bus."""
+    return PciDevice(
+        f"{display.address[:-1]}1",
+        NVIDIA,
+        0x22E8,
+        0x040300,
+        "NVIDIA Corporation Device 22e8",
+        "Audio device",
+        subsystem_vendor=NVIDIA,
+        subsystem_device=display.subsystem_device,
+        driver="snd_hda_intel",
+        modules=("snd_hda_intel",),
+        numa_node=display.numa_node,
+        parent=display.parent,
+        link=Link(),
+        bars=((0, 0xC0000000 + (int(display.address[5:7], 16) << 16), 16 * 1024),),
+        slot=display.slot,
+        reset_method="pm",
+    )
+
+
 def _nics() -> Iterator[PciDevice]:
     mlx_port = _root_port("0000:20:03.1", 0, Link(32.0, 16, 16.0, 16))
     bcm_port = _root_port("0000:a0:03.1", 1, Link(32.0, 8, 8.0, 8))
@@ -285,8 +323,8 @@ def _bmc() -> Iterator[PciDevice]:
 def _number_iommu_groups(hw: Hardware) -> None:
     """Number the groups in the order in which the kernel meets the devices.
 
-    WHY: functions of one slot without ACS share a group (FCH, data fabric), as does everything behind a PCIe-to-PCI
-    bridge, because their requester id is the bridge's. The IOMMU itself is in no group.
+    WHY: functions of one slot without ACS share a group (FCH, data fabric, a graphics card's), as does everything behind a
+    PCIe-to-PCI bridge, because their requester id is the bridge's. The IOMMU itself is in no group.
     """
     groups: dict[str, int] = {}
     order = {bus: position for position, bus in enumerate(hw.root_order)}
@@ -294,7 +332,7 @@ def _number_iommu_groups(hw: Hardware) -> None:
         if device.class_code == 0x080600:
             continue
         key = device.address
-        if device.kind == "conventional PCI endpoint" and device.address[8:10] in ("14", "18", "19"):
+        if device.vendor == NVIDIA or (device.kind == "conventional PCI endpoint" and device.address[8:10] in ("14", "18", "19")):
             key = device.address[:-2]
         elif device.parent and hw.pci[device.parent].kind == "PCIe to PCI/PCI-X bridge":
             key = device.parent

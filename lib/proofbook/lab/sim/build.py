@@ -16,7 +16,11 @@ from proofbook.lab.sim.os_state import Container, Fault, Machine, System, Timing
 from proofbook.lab.sim.state import Hardware
 from proofbook.lab.sim.vfs import FileNode
 
-_BOARDS = {"four-gpu-epyc": boards.four_gpu_epyc, "eight-gpu-epyc": boards.eight_gpu_epyc}
+_BOARDS = {
+    "four-gpu-epyc": boards.four_gpu_epyc,
+    "four-gpu-workstation": boards.four_gpu_workstation,
+    "eight-gpu-epyc": boards.eight_gpu_epyc,
+}
 
 #: What the Python of a container's services has installed.
 _PACKAGES = {

@@ -12,6 +12,7 @@ from proofbook.lab.sim import fault_lines, units
 from proofbook.lab.sim.changing import Disk
 from proofbook.lab.sim.fault_lines import Line
 from proofbook.lab.sim.os_state import Machine, Unit
+from proofbook.lab.sim.state import PciDevice
 from proofbook.remote.iommu_identity import FLAG, LOG, PROGRAM, PULL, UNIT, UNIT_PATH
 
 if TYPE_CHECKING:
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 #: When the unit runs, and when a driver in the initramfs would have bound: seconds since the kernel started.
 RUNS_S = 3.41
 #: ``fsp-refuses-identity`` (pci, stays: also in the boots after it) · ``link-lost-in-identity`` (pci) ·
-#: ``driver-in-initramfs``: the driver binds before any unit runs.
-KINDS = frozenset({"fsp-refuses-identity", "link-lost-in-identity", "driver-in-initramfs"})
+#: ``driver-in-initramfs``: the driver binds before any unit runs · ``several-devices-refused``: the kernel is one of those
+#: that give no new type to a group of several devices.
+KINDS = frozenset({"fsp-refuses-identity", "link-lost-in-identity", "driver-in-initramfs", "several-devices-refused"})
 
 _ALL_ONES = (0xFFFFFFFF,) * 5
 
@@ -104,31 +106,56 @@ def ran(life: Life, said: tuple[str, ...], done: bool) -> None:
 
 def _program(life: Life, disk: Disk, wanted: str, addresses: list[str]) -> tuple[list[str], bool]:
     """The lines of iommu_identity.sh, and whether every group got its type."""
-    hw, at, said = life.machine.hw, RUNS_S, [f"{RUNS_S:.2f} begin {wanted} {' '.join(addresses)}"]
+    said = [f"{RUNS_S:.2f} begin {wanted} {' '.join(addresses)}"]
     disk.remove(FLAG)
-    said.append(f"{at + 0.01:.2f} disarmed")
-    refused = False
+    said.append(f"{RUNS_S + 0.01:.2f} disarmed")
+    done = True
     for pci in addresses:
-        device = hw.pci[pci]
-        why = ""
-        members = [d.address for d in hw.present() if d.iommu_group == device.iommu_group]
-        if not device.present:
-            why = "it is not on the bus"
-        elif device.iommu_group is None:
-            why = "it is in no iommu group"
-        else:
-            said.append(f"{at + 0.02:.2f} group {pci} {device.iommu_group} {device.iommu_type}")
-            if strangers := [a for a in members if a not in addresses]:
-                why = f"group {device.iommu_group} also holds {strangers[0]}, which is not in the plan"
-            elif life.machine.fault("driver-in-initramfs"):
-                why = f"it is bound to {device.driver} already"
+        seen, why = _look(life.machine, pci, addresses, RUNS_S + 0.02)
+        said += seen
         if why:
-            said.append(f"{at + 0.02:.2f} refused {pci} {why}")
-            refused = True
-    if refused:
-        return [*said, f"{at + 0.03:.2f} end refused"], False
+            said.append(f"{RUNS_S + 0.02:.2f} refused {pci} {why}")
+            done = False
+    if not done:
+        return [*said, f"{RUNS_S + 0.03:.2f} end refused"], False
     for pci in addresses:
-        hw.pci[pci].iommu_type = wanted
-        said.append(f"{at + 0.03:.2f} group {pci} {hw.pci[pci].iommu_group} DMA-FQ")
-        said.append(f"{at + 0.04:.2f} set {pci} {wanted}")
-    return [*said, f"{at + 0.05:.2f} end done"], True
+        seen, _ = _look(life.machine, pci, addresses, RUNS_S + 0.03)
+        said += seen
+        line, ok = _put(life, pci, wanted)
+        said.append(line)
+        done = done and ok
+    return [*said, f"{RUNS_S + 0.05:.2f} end {'done' if done else 'partly'}"], done
+
+
+def _members(m: Machine, pci: str) -> list[PciDevice]:
+    return [d for d in m.hw.present() if d.iommu_group == m.hw.pci[pci].iommu_group]
+
+
+def _look(m: Machine, pci: str, planned: list[str], at: float) -> tuple[list[str], str]:
+    """What the program says when it looks at a group, and why the group must not be touched."""
+    device = m.hw.pci.get(pci)
+    if device is None or not device.present:
+        return [], "it is not on the bus"
+    if device.iommu_group is None:
+        return [], "it is in no iommu group"
+    said = [f"{at:.2f} group {pci} {device.iommu_group} {device.iommu_type}"]
+    for member in _members(m, pci):
+        if member.address not in planned:
+            return said, f"group {device.iommu_group} also holds {member.address}, which is not in the plan"
+        if member.driver == "nvidia" and m.fault("driver-in-initramfs"):
+            whose = "it" if member.address == pci else f"{member.address} of its group"
+            return said, f"{whose} is bound to nvidia already"
+    return said, ""
+
+
+def _put(life: Life, pci: str, wanted: str) -> tuple[str, bool]:
+    """The write of a group's type: what the program says of it, and whether the type is there then."""
+    m, at = life.machine, RUNS_S + 0.04
+    members = _members(m, pci)
+    if len(members) > 1 and m.fault("several-devices-refused"):
+        refusal = "Cannot change default domain: Group has more than one device"
+        life.at(life.now + at, "kernel", fault_lines.ERR, f"iommu: {refusal}")
+        return f"{at:.2f} kept {pci} {m.hw.pci[pci].iommu_type} the kernel refused the write: Invalid argument", False
+    for member in members:
+        member.iommu_type = wanted
+    return f"{at:.2f} set {pci} {wanted}", True

@@ -209,7 +209,10 @@ def _iommu_policy(log: _Log, hw: Hardware, cmdline: str) -> None:
     log.say("PCI: Using ACPI for IRQ routing", INFO, 0.004)
     for device in hw.present():
         if device.class_code == 0x030000:
-            log.say(f"pci {device.address}: vgaarb: setting as boot VGA device")
+            # WHY not a GPU: the firmware shows itself on the management controller's display.
+            boots = device.vendor != 0x10DE
+            does = "setting as boot VGA device" if boots else "VGA device added: decodes=io+mem,owns=none,locks=none"
+            log.say(f"pci {device.address}: vgaarb: {does}")
     log.say("vgaarb: loaded")
     log.say("clocksource: Switched to clocksource tsc-early", INFO, 0.003)
 
@@ -263,6 +266,11 @@ def _drivers(log: _Log, hw: Hardware) -> None:
         if device.driver == "ast":
             log.say(f"ast {device.address}: AST 2600 detected", INFO, 0.2)
             log.say(f"[drm] Initialized ast 0.1.0 for {device.address} on minor 0")
+    for device in devices:
+        if device.driver == "snd_hda_intel":
+            log.say(f"snd_hda_intel {device.address}: enabling device (0000 -> 0002)", INFO, 0.01)
+            log.say(f"snd_hda_intel {device.address}: Disabling MSI")
+            log.say(f"snd_hda_intel {device.address}: Handle vga_switcheroo audio client")
 
 
 def _network(log: _Log, devices: list[PciDevice]) -> None:
