@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -34,7 +34,7 @@ Tell = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What ``proofbook run --json`` prints as its last line."""
+    """What ``proofbook run --json`` prints as its last line. ``not_verified`` is the list that the record shows first."""
 
     run_id: str | None
     runbook: str
@@ -47,6 +47,7 @@ class Outcome:
     waiting_for: dict[str, str] | None
     record: str | None
     message: str = ""
+    not_verified: list[dict[str, str]] = field(default_factory=list)
 
     def to_json(self) -> str:
         return json.dumps(self.__dict__, ensure_ascii=False)
@@ -328,6 +329,7 @@ def _outcome(book: archive.Archive, run_id: str, runbook: str, host: str, execut
         waiting_for=found.waiting_for,
         record=str(folder),
         message=message,
+        not_verified=found.not_verified,
     )
 
 
@@ -347,6 +349,7 @@ def _quarantined(found: RunRecord, runbook: str, host: str, folder: Path) -> Out
         record=str(folder),
         message=f"a secret was found in the record, and it was not sealed but put in quarantine: {folder}\n"
         "  → only you can read it; see what the secret is, change it where it is used, and remove the folder",
+        not_verified=found.not_verified,
     )
 
 

@@ -145,14 +145,15 @@ class RunRecord:
 
     @property
     def not_checked_reasons(self) -> list[str]:
-        """One line each: what was deliberately not looked at, and why."""
-        return list(dict.fromkeys(_about(f) + f["reason"] for f in self.not_checked))
+        """One line each: what was not looked at, and why: the list of :attr:`not_verified` without what could not be told,
+        which is a finding of its own."""
+        return list(dict.fromkeys(n["why"] for n in self.not_verified if n["kind"] != _COULD_NOT_TELL))
 
     @property
     def not_verified(self) -> list[dict[str, str]]:
         """What a reader must not take for shown, as {what, why, kind}: could not tell, not looked at, the run's own remarks."""
         listed = [
-            {"kind": "could not tell", "what": f.get("title") or f["check"], "why": _about(f) + f["reason"]}
+            {"kind": _COULD_NOT_TELL, "what": f.get("title") or f["check"], "why": _about(f) + f["reason"]}
             for f in self.findings
             if f["verdict"] == Verdict.UNKNOWN
         ]
@@ -274,6 +275,7 @@ class RunRecord:
         return str(_environment().get_template("record.md.j2").render(r=self, findings=findings))
 
 
+_COULD_NOT_TELL = "could not tell"
 _COMPLETED = {
     "PASS": "PASS · it is as it should be",
     "WARN": "WARN · usable, with something to look at",

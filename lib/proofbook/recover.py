@@ -89,6 +89,7 @@ def _outcome(book: Archive, run_id: str, undone: str, host: str, trouble: str) -
         waiting_for=None,
         record=str(folder) if folder else None,
         message=message,
+        not_verified=found.not_verified,
     )
 
 

@@ -28,7 +28,9 @@ def test_the_record_says_what_happened(reboot_run: Path) -> None:
     assert record.before["boot_id"] != record.after["boot_id"]
     assert record.counts == {"FAIL": 2, "UNKNOWN": 1, "WARN": 1, "NOT_CHECKED": 1, "PASS": 4}
     assert [n["kind"] for n in record.not_verified] == ["could not tell", "not checked", "remark"]
-    assert record.not_checked_reasons == ["no second NVLink bridge is in this machine; peer access needs its own runbook"]
+    nvlink, remark = record.not_checked_reasons
+    assert nvlink == "no second NVLink bridge is in this machine; peer access needs its own runbook"
+    assert remark == record.not_verified[-1]["why"], "a remark that something was not verified stands in every list of such"
     (plan,) = record.plans
     assert [g["decision"] for g in plan["gates"]] == ["approved"]
     assert [(a["outcome"], a["exit_status"]) for a in plan["acts"]] == [("unknown", None)]

@@ -68,6 +68,8 @@ def test_a_run_that_is_told_to_stop_closes_its_record(lab: Path, outputs: Path) 
     assert (answer["status"], answer["verdict"], answer["exit_code"]) == ("aborted", "UNKNOWN", 7)
     assert running.returncode == 7
     assert Archive(outputs).verify(answer["run_id"]) == []
+    assert answer["not_verified"] == Archive(outputs).load(answer["run_id"]).not_verified
+    assert any("before the last reboot was not verified" in line for line in answer["not_checked"]), "the record's remarks too"
 
 
 def test_a_killed_kernel_is_a_lost_run(lab: Path, outputs: Path) -> None:
