@@ -31,18 +31,22 @@ __all__ = [
     "Shown",
     "accept_chart",
     "before_after_html",
+    "boots_over_time",
     "capacity_chart",
     "card",
     "compared_accepts",
     "compared_gains",
     "compared_starts",
     "duration_text",
+    "faults_over_time",
     "findings_frame",
     "findings_html",
     "findings_text",
     "gain_chart",
     "p2p_pairs_chart",
     "p2p_speed_chart",
+    "pair_figures_chart",
+    "pairs_over_runs",
     "plan_html",
     "plan_text",
     "shown",
@@ -52,6 +56,7 @@ __all__ = [
     "table_html",
     "table_text",
     "timeline_png",
+    "types_by_boot",
     "worst_first",
 ]
 
@@ -831,6 +836,280 @@ def _matrix_axes(axes: Axes, gpus: Sequence[str], title: str) -> None:
     for side in axes.spines.values():
         side.set_visible(False)
     axes.tick_params(length=0)
+
+
+# ------------------------------------------------------------------------------------ matrices of several runs, side by side
+
+
+def pairs_over_runs(runs: Sequence[tuple[str, Mapping[str, Any]]], *, title: str = "") -> Picture:
+    """The matrix of each run, three in a row. ``runs`` are (name, value as for :func:`p2p_pairs_chart`).
+
+    A hatched cell is a pair whose clean log would prove nothing.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    title = title or "What was shown of each pair, run by run"
+    most = max((len(value["gpus"]) for _, value in runs), default=1)
+    across = min(max(len(runs), 1), 3 if most <= 4 else 2)
+    down = -(-max(len(runs), 1) // across)
+    side = max(2.6, 0.9 + 0.44 * most)
+    figure = Figure(figsize=(across * (side + 0.55), down * (side + 0.7) + 0.9), layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False).flat
+    words, seen = [title], set()
+    for axes, (name, value) in zip(panels, runs, strict=False):
+        gpus = list(value["gpus"])
+        for cell in value["cells"]:
+            sign, colour, on_dark = _PAIR_STATES[cell["state"]]
+            faulted = bool(cell["faults"]) and cell["state"] != "fault"
+            place = (gpus.index(cell["src"]), gpus.index(cell["dst"]))
+            _pair_cell(axes, *place, sign + (" F" if faulted else ""), colour, on_dark)
+            seen |= {cell["state"]} | ({"F"} if faulted else set())
+            if cell["silence"] and cell["state"] not in ("not run", "advertised"):
+                corner = (place[1] - 0.48, place[0] - 0.48)
+                axes.add_patch(
+                    Rectangle(corner, 0.96, 0.96, fill=False, hatch="////", edgecolor="#ffffff", linewidth=0, alpha=0.6)
+                )
+                seen.add("silent")
+        _matrix_axes(axes, gpus, "\n".join(textwrap.fill(line, 42) for line in name.splitlines()))
+        states = [cell["state"] for cell in value["cells"]]
+        silent = sorted({c["silence"] for c in value["cells"] if c["silence"] and c["state"] not in ("not run", "advertised")})
+        told = name.replace("\n", ", ")
+        words.append(f"{told}: " + ", ".join(f"{states.count(s)} {s}" for s in _PAIR_STATES if s in states))
+        words += [f"{told}: a clean log proves nothing, {why}" for why in silent]
+        words += [f"{told}, {c['src']} to {c['dst']}: {c['state']}" for c in value["cells"] if c["state"] != "verified"][:60]
+    for axes in list(panels)[len(runs) :]:
+        axes.set_axis_off()
+    legend = [f"{sign} {state}" for state, (sign, _, _) in _PAIR_STATES.items() if state in seen]
+    legend += ["F beside it: a fault of the pair in the kernel's log"] if "F" in seen else []
+    legend += ["hatched: its clean log proves nothing"] if "silent" in seen else []
+    figure.supxlabel(textwrap.fill("     ".join(legend), 120), fontsize=9, x=0.01, ha="left")
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    return Picture(_png(figure), "\n".join(words))
+
+
+#: How a line of the kernel is drawn over time: a mark, a colour, what it says.
+_LINE_MARKS = {
+    "pair": ("|", "#b42318", "a fault of the pair"),
+    "suppressed": ("D", "#8a5a00", "the kernel says that it printed fewer than there were"),
+    "other": ("X", "#6941c6", "a fault of another device"),
+}
+
+
+def faults_over_time(
+    windows: Sequence[tuple[str, float, float]], marks: Sequence[tuple[str, float, str, int]], *, title: str = ""
+) -> Picture:
+    """Lines of the kernel over time, in the windows of the pairs that were active.
+
+    ``windows`` are (row, from, to) and ``marks`` (row, at, kind, count) in seconds since the first window; a kind is ``pair``,
+    ``suppressed`` or ``other``. Rows come in the order of their first window; those without one come first.
+    """
+    title = title or "The kernel's lines, by window"
+    own = list(dict.fromkeys(row for row, _, _ in windows))
+    foreign = list(dict.fromkeys(row for row, _, _, _ in marks if row not in own))
+    rows = foreign + own
+    figure, axes = _canvas(9.5, 1.6 + 0.24 * max(len(rows), 1))
+    for row, begun, ended in windows:
+        axes.plot([begun, ended], [rows.index(row)] * 2, color="#c3ccd8", linewidth=8, solid_capstyle="butt", zorder=1)
+    for kind, (marker, colour, said) in _LINE_MARKS.items():
+        drawn = [(at, rows.index(row)) for row, at, k, _ in marks if k == kind]
+        if drawn:
+            size = 11 if marker == "|" else 6
+            axes.plot([a for a, _ in drawn], [r for _, r in drawn], marker, color=colour, ms=size, mew=1.4, label=said, zorder=3)
+    words = [title]
+    for row in rows:
+        told = [f"{sum(k == kind for r, _, k, _ in marks if r == row)} {kind}" for kind in _LINE_MARKS]
+        for at in sorted({a for r, a, kind, _ in marks if r == row and kind == "other"}):
+            for active in dict.fromkeys(r for r, begun, ended in windows if begun <= at <= ended):
+                axes.plot(
+                    [at, at], [rows.index(row), rows.index(active)], color="#6941c6", linewidth=0.8, linestyle=":", zorder=2
+                )
+                told.append(f"while {active} was active")
+        kept = [text for text in dict.fromkeys(told) if not text.startswith("0 ")]
+        hidden = sum(count for r, _, kind, count in marks if r == row and kind == "suppressed")
+        if kept:
+            words.append(f"{row}: {', '.join(kept)}" + (f" ({hidden} lines not printed)" if hidden else ""))
+            text = f"{hidden:,} not printed".replace(",", " ") if hidden else ""
+            end = max([at for r, at, _, _ in marks if r == row] + [to for r, _, to in windows if r == row])
+            axes.annotate(text, (end, rows.index(row)), xytext=(8, 0), va="center", **_BESIDE)
+    if len(words) == 1:
+        words.append("no line of a fault")
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.margins(x=0.08)
+    axes.tick_params(labelsize=8)
+    axes.set_xlabel("seconds since the first window opened", fontsize=8)
+    axes.set_title(title, fontsize=10, loc="left")
+    if marks:
+        figure.legend(loc="outside lower left", fontsize=8, ncols=3, frameon=False)
+    return Picture(_png(figure), "\n".join(words))
+
+
+def pair_figures_chart(
+    runs: Sequence[tuple[str, Mapping[str, Any]]],
+    *,
+    path: str = "ce-push",
+    limit: float | None = None,
+    medians: Mapping[str, float] | None = None,
+    title: str = "",
+) -> Picture:
+    """Bandwidth and latency of each pair by one path, a mark a run; the median of its class is a bar, the link's limit a line.
+
+    ``runs`` are (name, value as for :func:`p2p_pairs_chart`); ``limit`` in GB/s; ``medians``: GB/s by class.
+    """
+    title = title or f"How fast each pair copies ({path}), run by run"
+    classes = {(c["src"], c["dst"]): c["class"] for _, value in runs for c in value["cells"]}
+    pairs = sorted(classes, key=lambda pair: (classes[pair], pair))
+    figure, panels = _panels(2, 4.4, 1.5 + 0.28 * max(len(pairs), 1), share_x=False)
+    words = [title, *(f"median of {name}: {number:.1f} GB/s" for name, number in sorted((medians or {}).items()))]
+    for row, pair in enumerate(pairs):
+        if medians and classes[pair] in medians:
+            panels[0].plot([medians[classes[pair]]] * 2, [row - 0.42, row + 0.42], color="#8b95a3", linewidth=3, zorder=1)
+    for number, (name, value) in enumerate(runs):
+        marker, colour = _RUN_MARKS[number % len(_RUN_MARKS)]
+        cells = [c for c in value["cells"] if path in c["gbps"]]
+        rows = [pairs.index((c["src"], c["dst"])) + (number - (len(runs) - 1) / 2) * 0.22 for c in cells]
+        panels[0].plot([c["gbps"][path][0] for c in cells], rows, marker, color=colour, ms=5, ls="none", label=name)
+        panels[1].plot([c["us"].get(path, float("nan")) for c in cells], rows, marker, color=colour, ms=5, ls="none")
+        for cell, row_at in zip(cells, rows, strict=True):
+            invalid = cell["state"] == "invalid"
+            if invalid or cell["slow"]:
+                said = f"{cell['gbps'][path][0]:.1f} {'cannot be true' if invalid else 'slow'}"
+                panels[0].annotate(
+                    said, (cell["gbps"][path][0], row_at), xytext=(-7, 0), va="center", **{**_BESIDE, "ha": "right"}
+                )
+                words.append(f"{name}, {cell['src']} to {cell['dst']}: {said}")
+        spread = [c["gbps"][path][0] for c in cells if c["state"] != "invalid"]
+        if spread:
+            words.append(f"{name}: {min(spread):.1f} to {max(spread):.1f} GB/s over {len(spread)} pairs")
+    if limit:
+        panels[0].axvline(limit, color="#b42318", linewidth=1, linestyle="--", zorder=0)
+        panels[0].annotate(
+            f"the link: {limit:.0f}", (limit, 1), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points",
+            ha="center", fontsize=7,
+        )  # fmt: skip
+        words.append(f"the link carries {limit:.0f} GB/s one way")
+    panels[0].set_yticks(range(len(pairs)), [f"{src} to {dst}" for src, dst in pairs], fontsize=7)
+    panels[0].set_ylim(len(pairs) - 0.4, -0.6)
+    for axes, what in zip(
+        panels, ("GB/s one way, median of the repeats", "microseconds, a copy of the smallest size"), strict=True
+    ):
+        axes.set_xlim(0, axes.get_xlim()[1] * 1.05)
+        axes.set_xlabel(what, fontsize=8)
+        axes.grid(axis="y", linewidth=0.3)
+    if runs:
+        figure.legend(loc="outside lower left", fontsize=8, ncols=2, frameon=False)
+    figure.suptitle(f"{title}\n(grey bar: the median of the pair's class)", fontsize=10, x=0.01, ha="left")
+    return Picture(_png(figure), "\n".join(words))
+
+
+# --------------------------------------------------------------------------------------------- boots of an experiment
+
+#: Whether a step held: a mark, a colour, a word.
+_HELD_MARKS = {
+    True: ("o", "#0b6e4f", "held"),
+    False: ("X", "#b42318", "did not hold"),
+    None: ("$?$", "#6941c6", "not seen, or not known"),
+}
+#: Types of an iommu group: a colour, and whether white text is readable on it.
+_TYPE_COLOURS = {"identity": ("#27477a", True), "DMA-FQ": ("#d3e8df", False), "DMA": ("#d3e8df", False)}
+
+
+def boots_over_time(boots: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], *, title: str = "") -> Picture:
+    """Steps of several boots, one panel a boot, on one scale of seconds since the kernel started.
+
+    ``boots`` are (label, steps); a step has ``label``, ``at_s`` (None: nobody saw it), ``held`` (None: not known) and ``text``.
+    """
+    from matplotlib.figure import Figure
+
+    title = title or "What was seen in each boot, and when"
+    heights = [max(len(steps), 1) for _, steps in boots]
+    figure = Figure(figsize=(9.5, 1.7 + 0.27 * sum(heights) + 0.3 * len(boots)), layout="constrained")
+    panels = figure.subplots(len(boots), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
+    words, used = [title], set()
+    for axes, (name, steps) in zip(panels, boots, strict=True):
+        for row, step in enumerate(steps):
+            marker, colour, said = _HELD_MARKS[step["held"]]
+            at = step["at_s"]
+            words.append(f"{name}, {step['label']}: {said}" + (f" at {at:.2f} s" if at is not None else ""))
+            if at is None:
+                axes.annotate("not seen", (0.02, row), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=colour)
+                continue
+            used.add(step["held"])
+            axes.plot([at], [row], marker, color=colour, ms=7, zorder=3)
+            axes.annotate(f"{at:.2f} s" if at < 100 else f"{at:.0f} s", (at, row), xytext=(9, 0), va="center", **_BESIDE)
+        axes.set_yticks(range(len(steps)), [step["label"] for step in steps], fontsize=8)
+        axes.set_ylim(len(steps) - 0.4, -0.6)
+        axes.set_title(name, fontsize=9, loc="left")
+        axes.set_xscale("log")
+        axes.grid(axis="both", linewidth=0.3)
+        axes.tick_params(labelsize=8)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    times = [step["at_s"] for _, steps in boots for step in steps if step["at_s"]]
+    panels[-1].set_xlim(min(times, default=1.0) / 1.6, max(times, default=10.0) * 2.4)
+    panels[-1].xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    panels[-1].set_xlabel("seconds since the kernel of that boot started, logarithmic", fontsize=8)
+    legend = [f"{'●' if held else '✖' if held is False else '?'} {_HELD_MARKS[held][2]}" for held in _HELD_MARKS if held in used]
+    figure.supxlabel("     ".join(legend), fontsize=8, x=0.01, ha="left")
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    return Picture(_png(figure), "\n".join(words))
+
+
+def types_by_boot(
+    experiments: Sequence[tuple[str, Sequence[str], Sequence[tuple[str, str, Sequence[tuple[str | None, bool | None]]]]]],
+    *,
+    title: str = "The type of each GPU's iommu group, boot by boot",
+) -> Picture:
+    """A panel an experiment: GPUs as rows, boots as columns; a cell says the type, and whether the GPU started.
+
+    ``experiments`` are (name, labels of the boots, rows); a row is (PCI address, role, (type, started) a boot), a type None where
+    nobody saw the boot, started None where it is not known.
+    """
+    from matplotlib.figure import Figure
+
+    across = min(max(len(experiments), 1), 2)
+    down = -(-max(len(experiments), 1) // across)
+    most = max((len(rows) for _, _, rows in experiments), default=1)
+    figure = Figure(figsize=(across * 4.9, down * (0.95 + 0.36 * most) + 0.7), layout="constrained")
+    panels = list(figure.subplots(down, across, squeeze=False).flat)
+    words = [title]
+    for axes, (name, labels, rows) in zip(panels, experiments, strict=False):
+        for row, (pci, role, boots) in enumerate(rows):
+            for column, (kind, up) in enumerate(boots):
+                colour, on_dark = _TYPE_COLOURS.get(kind or "", ("#f4f5f7", False))
+                sign = "not seen" if kind is None else f"{kind} {'✓' if up else '?' if up is None else '✗'}"
+                if kind is not None and up is False:
+                    colour, on_dark = "#b42318", True
+                _type_cell(axes, row, column, sign, colour, on_dark)
+                words.append(f"{name}, {pci} ({role}), {labels[column]}: {_type_words(kind, up)}")
+        axes.set_xticks(range(len(labels)), labels, fontsize=8)
+        axes.set_yticks(range(len(rows)), [f"{pci}\n{role}" for pci, role, _ in rows], fontsize=7)
+        axes.xaxis.tick_top()
+        axes.set_xlim(-0.5, len(labels) - 0.5)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.tick_params(length=0)
+        axes.set_title(textwrap.fill(name, 58), fontsize=8, loc="left")
+        for side in axes.spines.values():
+            side.set_visible(False)
+    for axes in panels[len(experiments) :]:
+        axes.set_axis_off()
+    figure.supxlabel("✓ started     ✗ did not start     ? not known", fontsize=8, x=0.01, ha="left")
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    return Picture(_png(figure), "\n".join(words))
+
+
+def _type_words(kind: str | None, up: bool | None) -> str:
+    if kind is None:
+        return "not seen"
+    return f"{kind}, {'started' if up else 'not known whether it started' if up is None else 'did not start'}"
+
+
+def _type_cell(axes: Axes, row: int, column: int, text: str, colour: str, on_dark: bool) -> None:
+    from matplotlib.patches import Rectangle
+
+    axes.add_patch(Rectangle((column - 0.48, row - 0.44), 0.96, 0.88, facecolor=colour, edgecolor="#8b95a3", linewidth=0.5))
+    axes.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if on_dark else "black")
 
 
 def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
