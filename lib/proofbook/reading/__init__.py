@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from proofbook.archive import Archive
 from proofbook.errors import NoSuchRun, RecordError
-from proofbook.model import Verdict
+from proofbook.model import Command, Observation, Probe, Result, Seen, Verdict, command
+from proofbook.probes.base import drive
 from proofbook.record import RunRecord
 from proofbook.view import (
     VERDICTS,
@@ -40,6 +42,8 @@ _LINES = 6
 _WIDE = 110
 #: An argument that is a whole program is named, not printed.
 _LONG = 100
+#: When what was never asked was answered.
+_NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 def open_archive(path: str | Path) -> Shelf:
@@ -163,6 +167,47 @@ class Reading:
     def printed(self, evidence: Mapping[str, Any]) -> bytes:
         """What that command printed, as it is in the record; b"" when it printed nothing."""
         return (self.folder / evidence["stdout_file"]).read_bytes() if evidence["stdout_file"] else b""
+
+    def result(self, evidence: Mapping[str, Any]) -> Result:
+        """That command's result, as it was when the run read it; what the record cut off is lost."""
+        stderr = (self.folder / evidence["stderr_file"]).read_bytes() if evidence["stderr_file"] else b""
+        return Result(
+            command(*evidence["argv"]),
+            evidence["exit_status"],
+            self.printed(evidence),
+            stderr,
+            _time(evidence["started_at"]),
+            evidence["duration_s"],
+            timed_out=evidence["timed_out"],
+            trouble=evidence["trouble"],
+        )
+
+    def look(self, probes: Iterable[Probe[Any]], among: Iterable[Mapping[str, Any]]) -> Seen:
+        """What probes saw, read anew from the answers ``among`` some evidence; of several answers the last.
+
+        A probe whose questions were not asked there is unknown, and says so. An observation's time is that of its last answer.
+        """
+        asked = {_question(e["argv"]): e for e in among}
+        answers = drive(probes, lambda commands: [self._answer(c, asked) for c in commands])
+        boots = {e["boot_id"] for e in asked.values()}
+        boot_id = boots.pop() if len(boots) == 1 else ""
+        return Seen(
+            Observation(
+                probe,
+                answer.value,
+                answer.unknown,
+                max((r.started_at for r in answer.results), default=_NEVER),
+                boot_id,
+            )
+            for probe, answer in answers.items()
+        )
+
+    def _answer(self, wanted: Command, asked: Mapping[tuple[str, ...], Mapping[str, Any]]) -> Result:
+        question = _question(wanted.argv)
+        evidence = asked.get(question) or asked.get(_nearest(question, asked))
+        if evidence is None:
+            return Result(wanted, None, b"", b"", _NEVER, 0.0, trouble="the record holds no answer to it")
+        return self.result(evidence)
 
     @property
     def findings(self) -> Shown:
@@ -298,6 +343,25 @@ def _short(lines: Sequence[str]) -> list[str]:
 def _cut(line: str, at: int) -> str:
     start = max(0, min(at - 30, len(line) - _WIDE))
     return ("…" if start else "") + line[start : start + _WIDE] + ("…" if start + _WIDE < len(line) else "")
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def _question(argv: Sequence[str]) -> tuple[str, ...]:
+    """A command without the text of its program: another release asks the same question with another program."""
+    return tuple("<program>" if "\n" in word else word for word in argv)
+
+
+def _nearest(question: tuple[str, ...], asked: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """The question that is most like it: the same program, and most of the same files; () when there is none.
+
+    WHY: a release that reads one more file of each device must still be able to read the records of the one before it.
+    """
+    program, files = question[:4], frozenset(question[4:])
+    alike = [other for other in asked if other[:4] == program and 2 * len(files & frozenset(other[4:])) > len(files)]
+    return max(alike, key=lambda other: len(files & frozenset(other[4:])), default=())
 
 
 def _argv(argv: Sequence[str]) -> str:

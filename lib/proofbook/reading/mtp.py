@@ -10,14 +10,12 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
 from proofbook.checks.mtp.budget import GIB, Budget, Shape, Wish, budget, shape_of
 from proofbook.checks.mtp.start import StartStory, read_start
 from proofbook.errors import CannotTell, NoSuchRun
-from proofbook.model import Result, command
 from proofbook.probes.journal import JournalEntry, read_entries
 from proofbook.probes.sglang import release
 from proofbook.reading import Reading, Shelf
@@ -93,7 +91,7 @@ class Trial:
         for evidence in self.reading.asked_by("journal.UnitJournal"):
             match = next((a for a in evidence["argv"] if a.startswith(_INVOCATION)), "")
             if match:
-                entries = read_entries(_as_result(evidence, self.reading.printed(evidence))).entries
+                entries = read_entries(self.reading.result(evidence)).entries
                 invocation = match.removeprefix(_INVOCATION)
                 found[invocation] = ServerStart(invocation, read_start(entries, self._unit), entries)
         return tuple(found.values())
@@ -116,11 +114,6 @@ class Trial:
     def memory(self) -> Memory:
         """The arithmetic of its server's memory. Raises CannotTell when the record does not hold what it needs."""
         return Memory(self)
-
-
-def _as_result(evidence: Mapping[str, Any], printed: bytes) -> Result:
-    at = datetime.fromisoformat(evidence["started_at"].replace("Z", "+00:00")).astimezone(UTC)
-    return Result(command(*evidence["argv"]), evidence["exit_status"], printed, b"", at, evidence["duration_s"])
 
 
 # -------------------------------------------------------------------------------------------------- many runs
