@@ -471,6 +471,10 @@ class Guarded(SetWord):
             raise ConnectionLost("the connection went away")
         return super().apply(plan, hands, tell)
 
+    def suspend(self, plan: Plan, hands: Any, tell: Callable[[str], None]) -> Applied:
+        hands.act("set it back for a while", command(*plan.undo[0].argv))
+        return Applied(plan, "suspended", "set back for a while")
+
     def confirm(self, plan: Plan, hands: Any, tell: Callable[[str], None]) -> Applied:
         hands.act("take the guard away", command("unguard", hands.run_id))
         return Applied(plan, "confirmed", "kept")
@@ -493,6 +497,11 @@ class Lease:
         if self.held_by:
             raise LeaseHeld(f"run {self.held_by} is changing this machine")
         self.said.append(f"take {hands.run_id}")
+
+    def hold(self, hands: Any) -> None:
+        if self.held_by:
+            raise LeaseHeld(f"run {self.held_by} is changing this machine")
+        self.said.append("hold")
 
     def release(self, hands: Any) -> None:
         self.said.append("release")
@@ -573,6 +582,55 @@ def test_an_undo_that_fails_is_its_own_end_and_keeps_the_machine_held(tmp_path: 
     s.run.close()
     assert s.run.status is RunStatus.ROLLBACK_FAILED
     assert lease.said == ["take r1"]
+
+
+def test_a_change_is_suspended_and_put_in_effect_again_under_the_same_lease(tmp_path: Path) -> None:
+    lease = Lease()
+    s, applied = changed(tmp_path, Guarded("new"), custody=lease)
+    suspended = s.run.suspend(applied)
+    assert suspended is not None and suspended.outcome == "suspended"
+    assert s.run.suspend(applied) is suspended, "said again it touches nothing"
+    reinstated = s.run.reinstate(suspended)
+    assert reinstated is not None and reinstated.outcome == "done"
+    assert [argv for argv in s.machine.asked if argv[0] == "set"] == [("set", "new"), ("set", "old"), ("set", "new")]
+    assert lease.said == ["take r1", "hold", "hold"]
+    assert [e["data"]["outcome"] for e in s.events("applied")] == ["done", "suspended", "done"]
+    assert s.run.confirm(applied, KEEP).outcome == "confirmed"
+    s.run.close()
+    assert s.run.status is RunStatus.COMPLETED
+
+
+def test_nobody_asks_for_a_suspension(tmp_path: Path) -> None:
+    s, _ = changed(tmp_path, Guarded("new"))
+    assert s.run.suspend(None) is None
+    assert s.run.reinstate(None) is None
+
+
+def test_a_suspended_change_that_is_not_decided_on_ends_with_the_old_state(tmp_path: Path) -> None:
+    s, applied = changed(tmp_path, Guarded("new"))
+    s.run.suspend(applied)
+    s.run.close()
+    assert s.run.status is RunStatus.ROLLED_BACK
+
+
+def test_only_what_is_in_effect_under_guard_is_suspended(tmp_path: Path) -> None:
+    s, applied = changed(tmp_path, Guarded("new"), mode="live")
+    s.run.confirm(applied, KEEP)
+    with pytest.raises(NotApproved, match="not in effect under guard"):
+        s.run.suspend(applied)
+    other = setting(tmp_path / "other", mode="live")
+    with pytest.raises(NotApproved, match="not in effect under guard"):
+        other.run.suspend(applied)
+
+
+def test_a_run_whose_lease_was_broken_suspends_nothing(tmp_path: Path) -> None:
+    lease = Lease()
+    s, applied = changed(tmp_path, Guarded("new"), custody=lease)
+    lease.held_by = "r7"
+    with pytest.raises(LeaseHeld):
+        s.run.suspend(applied)
+    assert ("set", "old") not in s.machine.asked
+    assert "its guard on the machine takes it back" in s.events("run.closing")[0]["data"]["summary"]
 
 
 def test_closing_without_a_decision_takes_the_change_back(tmp_path: Path) -> None:

@@ -468,6 +468,7 @@ class Applied:
     """What acting on a plan came to.
 
     ``outcome``: done · nothing-to-do · unconfirmed (acted, result not seen) · failed (the steps did not go through) ·
+    suspended (the state before is back for a while, and the guard waits on) ·
     confirmed · rolled-back · restored (the way back that was part of the plan, as after an experiment) · rollback-failed
     (``facts["by_hand"]`` then lists the commands for a person).
     """
@@ -492,6 +493,13 @@ class Change(ABC):
     @abstractmethod
     def apply(self, plan: Plan, hands: Any, tell: Callable[[str], None]) -> Applied:
         """Act. ``hands`` is :class:`proofbook.host.Hands`: every act through it is journaled before and after."""
+
+    def suspend(self, plan: Plan, hands: Any, tell: Callable[[str], None]) -> Applied:
+        """The state before for a while, under the same guard; ``apply`` puts the change in effect again. Outcome: suspended.
+
+        Only a plan that says so may be suspended: it was approved as a whole.
+        """
+        return Applied(plan, "failed", f"{plan.title} cannot be suspended")
 
     def confirm(self, plan: Plan, hands: Any, tell: Callable[[str], None]) -> Applied:
         """Keep what was applied: take the guard away. A change without a guard has nothing to confirm."""

@@ -107,11 +107,24 @@ class Memory(Protocol):
         ...
 
 
+class Part(Protocol):
+    """A part of a change that depends on what its first acts showed. It does what the approved plan lists, or less."""
+
+    @property
+    def title(self) -> str: ...
+
+    def act(self, plan: Plan, hands: Hands, tell: Callable[[str], None]) -> Applied: ...
+
+
 class Custody(Protocol):
     """One mutating run a machine: the lease that is held there, and the approvals that were used there."""
 
     def take(self, hands: Hands, approval: Approval) -> None:
         """Hold the machine for this run, and use up the approval there. Raises LeaseHeld, ApprovalUsed: then it holds nothing."""
+        ...
+
+    def hold(self, hands: Hands) -> None:
+        """Hold it for as long again. Raises LeaseHeld when somebody took it away: then this run must change nothing more."""
         ...
 
     def release(self, hands: Hands) -> None:
@@ -732,6 +745,69 @@ class Run:
         try:
             self._custody.take(hands, approval)
             self._holds_for = hands.plan
+        finally:
+            self._custodial += self._acts - acts
+
+    def suspend(self, applied: Applied | None) -> Applied | None:
+        """Verb: the state before the change for a while, under the same guard and lease. None: nobody asks for that."""
+        if applied is None:
+            return None
+        plan = applied.plan
+        return self._step("suspend", plan.digest, f"Suspend: {plan.title}", lambda: self._go_between(plan, back=True))
+
+    def reinstate(self, suspended: Applied | None) -> Applied | None:
+        """Verb: put a suspended change in effect again. None: it was not suspended, or is not wanted again."""
+        if suspended is None:
+            return None
+        plan = suspended.plan
+        return self._step(
+            "reinstate", plan.digest, f"Put in effect again: {plan.title}", lambda: self._go_between(plan, back=False)
+        )
+
+    def _go_between(self, plan: Plan, *, back: bool) -> Applied:
+        """Between the two ends of a change that is guarded and not decided on: whatever ends here, the guard takes it back."""
+        if plan.digest not in self._used or self._unconfirmed is None:
+            raise NotApproved(
+                f"{plan.title} is not in effect under guard in this run",
+                hint="only a change that was applied here can be suspended",
+            )
+        change, hands = self._changes[plan.digest], _RunHands(self, plan)
+        self._hold(hands)
+        applied = (change.suspend if back else change.apply)(plan, hands, self.tell)
+        if applied.outcome == "rolled-back":  # the guard was faster
+            self._settled = applied.summary
+        self.came_to(applied)
+        return applied
+
+    def further(self, applied: Applied, part: Part | None) -> Applied | None:
+        """Verb: the part of an approved change that waited for what its first acts showed. None: there is nothing to do.
+
+        It is of the same approval, under the same guard and lease; whatever it comes to, the change is still to be decided on.
+        """
+        if part is None:
+            return None
+        plan = applied.plan
+
+        def do() -> Applied:
+            if plan.digest not in self._used or self._unconfirmed is None:
+                raise NotApproved(
+                    f"{plan.title} is not in effect under guard in this run",
+                    hint="only a change that was applied here has a further part",
+                )
+            hands = _RunHands(self, plan)
+            self._hold(hands)
+            went = part.act(plan, hands, self.tell)
+            self._say("applied", _without_plan(went), durable=True)
+            return went
+
+        return self._step("further", f"{plan.digest}:{part!r}", f"{part.title}: {plan.title}", do)
+
+    def _hold(self, hands: _RunHands) -> None:
+        if self._custody is None:
+            return
+        acts = self._acts
+        try:
+            self._custody.hold(hands)
         finally:
             self._custodial += self._acts - acts
 

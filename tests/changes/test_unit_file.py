@@ -17,7 +17,7 @@ from proofbook.host import Host
 from proofbook.intent import ContainerSpec, ServiceSpec
 from proofbook.inventory import Inventory, connect
 from proofbook.lab.sim import client
-from proofbook.model import Command, Observation, Plan, Probe, Result, Seen
+from proofbook.model import Command, Observation, Plan, Probe, Result, Seen, command
 from proofbook.probes import drive
 from proofbook.probes.change_state import GuardState
 from proofbook.probes.systemd import UnitProcess, UnitState
@@ -161,6 +161,53 @@ def test_at_every_act_the_runner_may_die(dies_before: int) -> None:
         assert change.rollback(plan, on, on.told.append).outcome == "rolled-back"
         assert lab.files() == before
         assert argv_digest(lab.argv()) == plan.settings["argv_before_sha256"]
+
+
+def test_suspended_for_a_while_and_put_in_effect_again(lab: Lab) -> None:
+    before, change = lab.files(), lab.change(measure_again=True, again_s=120.0)
+    plan, without = lab.plan(change), lab.plan(lab.change())
+    assert plan.expected_s == 3 * without.expected_s + 120
+    assert "measure the old configuration a second time" in str([a.what for a in plan.actions])
+    assert any("is down twice more" in text for text in plan.cannot_undo)
+    hands = lab.hands()
+    assert change.apply(plan, hands, print).outcome == "done"
+    first = lab.ask(UnitState(lab.service.name, lab.container))
+    suspended = change.suspend(plan, hands, hands.told.append)
+    assert (suspended.outcome, suspended.facts["leftovers"]) == ("suspended", []), suspended
+    assert lab.files() == before
+    assert argv_digest(lab.argv()) == plan.settings["argv_before_sha256"]
+    assert lab.ask(UnitState(lab.service.name, lab.container)).invocation_id != first.invocation_id
+    assert lab.ask(GuardState("r1", lab.container)).guarded
+    with pytest.raises(PlanDrifted, match="not as it was installed"):
+        change.confirm(plan, hands, print)
+    assert change.apply(plan, hands, print).outcome == "done"
+    assert argv_digest(lab.argv()) == plan.settings["argv_sha256"]
+    assert change.suspend(plan, hands, print).outcome == "suspended"
+    assert change.rollback(plan, hands, print).outcome == "rolled-back"
+    assert lab.files() == before
+    late = change.suspend(plan, hands, print)
+    assert late.outcome == "rolled-back", "what was taken back is not suspended"
+
+
+def test_what_a_plan_does_not_say_is_not_done(lab: Lab) -> None:
+    change = lab.change()
+    plan, hands = lab.plan(change), lab.hands()
+    assert change.apply(plan, hands, print).outcome == "done"
+    acts = len(hands.acts)
+    suspended = lab.change(measure_again=True).suspend(plan, hands, print)
+    assert (suspended.outcome, len(hands.acts)) == ("failed", acts)
+    assert "does not say that it may be suspended" in suspended.summary
+
+
+def test_what_somebody_else_wrote_meanwhile_is_not_suspended(lab: Lab) -> None:
+    change = lab.change(measure_again=True)
+    plan, hands = lab.plan(change), lab.hands()
+    assert change.apply(plan, hands, print).outcome == "done"
+    path = plan.settings["files"][0]["path"]
+    lab.host.transport.run(command(*lab.container.enter(), "sh", "-c", f"echo '# theirs' >> {path}", root=True))
+    suspended = change.suspend(plan, hands, print)
+    assert (suspended.outcome, "neither as it was nor as the change has it" in suspended.summary) == ("failed", True)
+    assert argv_digest(lab.argv()) == plan.settings["argv_sha256"], "it serves as before"
 
 
 def test_the_unit_changed_after_the_plan(lab: Lab) -> None:

@@ -237,6 +237,8 @@ def test_a_drift_meanwhile_is_seen_by_the_second_a(
     assert again.value["drift"]["1"]["estimate"] == pytest.approx(10 / 8)
     assert again.value["gains_at"] != [1]
     assert again.value["levels"][0]["rounds"] == 3
+    assert again.value["gains_against_second_at"] == [], "8 ms a token now, and 9 with the change"
+    assert again.value["against_second"][0]["speedup"]["estimate"] == pytest.approx(8 / 9)
 
 
 def test_a_second_a_that_is_as_the_first_confirms_the_gain(
@@ -248,6 +250,7 @@ def test_a_second_a_that_is_as_the_first_confirms_the_gain(
     sglang.pace_s = 0.010
     again = GainAgain(service, before=before, gain=changed).take(bench)
     assert (again.value["drifted_at"], again.value["gains_at"], again.value["fair"]) == ([], [1], True)
+    assert (again.value["gains_against_second_at"], again.value["changed"]) == ([1], {})
 
 
 def test_a_measurement_that_went_through_a_journal_is_as_good(

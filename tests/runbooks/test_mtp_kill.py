@@ -45,6 +45,9 @@ CONTAINER = next(c for c in SPEC.containers if c.name == SERVICE.container)
 #: The shortest guard that the runbook accepts here: nobody waits longer for it than needed.
 PARAMETERS = {"host": NAME, "concurrency": "1", "stability_minutes": 1.0, "guard_minutes": 50.0}
 
+#: With the third arm: the old configuration comes back for a while before the change is kept.
+AGAIN = {**PARAMETERS, "measure_again": True, "guard_minutes": 85.0}
+
 #: Every act of the change, in order; an undisturbed run is held against it.
 ACTS = (
     "take the machine's lease",
@@ -165,7 +168,7 @@ class Player:
         """A run that is killed at a boundary of its journal; its id."""
         before = {b.run_id for b in self.book.runs()}
         at = {"event": event, "nth": nth, "when": when, "what": "kill"}
-        self.begin(verb, parameters=PARAMETERS, plain=True, approve="alice", at=at, **request)
+        self.begin(verb, **{"parameters": PARAMETERS, "plain": True, "approve": "alice", "at": at, **request})
         assert self.end()["killed"], "the boundary never came"
         (run,) = [b.run_id for b in self.book.runs() if b.run_id not in before]
         return run
@@ -282,6 +285,54 @@ def test_a_rollback_that_is_killed_is_said_again(players: Player, ends: Ends) ->
     assert players.roll_back(run)["status"] == "completed"
     now = found(run)
     assert (now.files, now.argv, now.left) == (ends.old.files, ends.old.argv, [])
+
+
+# ------------------------------------------------------------------------------------------------ the third arm
+
+#: Boundaries between the suspension and the end: old files put back and not told, old server serving, new files put in
+#: place again and not told.
+BETWEEN = (("act.outcome", 11, "instead"), ("applied", 2, "after"), ("act.outcome", 17, "instead"))
+
+
+def test_these_are_the_acts_of_the_third_arm(players: Player, ends: Ends) -> None:
+    kept = players.play("run", parameters=AGAIN, plain=True, approve="alice")
+    assert kept["status"] == "completed"
+    acts = [a["what"] for p in players.record(kept).plans for a in p["acts"]]
+    restart = [f"stop {SERVICE.name}", f"forget earlier failures of {SERVICE.name}", f"start {SERVICE.name}"]
+    hold = ["hold the machine's lease for longer", "give the guard its whole time again"]
+    between = [*hold, "put the old files back for a while", *restart, *hold, "put the new files in place", *restart]
+    assert acts[8:20] == between
+    assert acts[20:] == list(ACTS[8:])
+    now = found(kept["run_id"])
+    assert (now.files, now.argv, now.left) == (ends.new.files, ends.new.argv, [])
+    assert players.roll_back(kept["run_id"])["status"] == "completed"
+    assert found(kept["run_id"]).files == ends.old.files
+
+
+@pytest.mark.parametrize("boundary", BETWEEN)
+@pytest.mark.parametrize("then", ("rollback", "resume"))
+def test_killed_in_the_third_arm(players: Player, ends: Ends, boundary: tuple[str, int, str], then: str) -> None:
+    run = players.dies(*boundary, parameters=AGAIN)
+    half = found(run)
+    assert half.files in (ends.old.files, ends.new.files)
+    assert half.guard.guarded, "left alone the machine ends with the old state"
+    if then == "resume":
+        outcome, end = players.resume(run), ends.new
+    else:
+        outcome, end = players.roll_back(run), ends.old
+    assert (outcome["status"], outcome["exit_code"], outcome["message"]) == ("completed", 0, "")
+    now = found(run)
+    assert (now.files, now.argv, now.left) == (end.files, end.argv, [])
+
+
+def test_killed_in_the_third_arm_and_nobody_comes_back(players: Player, ends: Ends) -> None:
+    run = players.dies("applied", 2, "after", parameters=AGAIN)
+    let_pass(95)
+    now = found(run)
+    assert (now.files, now.argv, now.guard.state) == (ends.old.files, ends.old.argv, "fired")
+    told = players.resume(run)
+    assert (told["status"], told["exit_code"]) == ("rolled-back", 5)
+    assert found(run).left == []
 
 
 # ------------------------------------------------------------------------------------- what happens in between

@@ -57,6 +57,26 @@ def play(scenario: str, outputs: Path) -> RunRecord:
 
 @pytest.mark.lab
 @pytest.mark.runbook
+def test_a_gain_over_both_measurements_of_the_old_configuration_is_kept(
+    lab: Path, outputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(OWN, "healthy", {"measure_again": True})
+    record = play("healthy", outputs)
+    assert (record.status, record.decisions[-1]["rung"]) == ("completed", "PASS_WITH_LIMITS"), record.summary
+    assert [m["name"] for m in record.measurements] == [
+        "serving.Baseline", "serving.ControlPrompts", "serving.Stability", "serving.Gain", "serving.GainAgain",
+        "serving.ControlPrompts",
+    ]  # fmt: skip
+    again = [f for f in record.findings if f["check"] == "mtp.NotDrift"]
+    assert [f["verdict"] for f in again] == ["PASS", "PASS"], again
+    assert "runs at 1.00 times its first speed" in again[1]["reason"]
+    assert {f["check"] for f in record.findings if f["look"] == "in effect again"} >= {"mtp.Started", "mtp.SpeculationIsOn"}
+    assert "gain-again" in [p["name"] for p in record.pictures]
+    client.stop("healthy")
+
+
+@pytest.mark.lab
+@pytest.mark.runbook
 @pytest.mark.parametrize("scenario", EXPECTED)
 def test_scenario(scenario: str, lab: Path, outputs: Path) -> None:
     right = EXPECTED[scenario]

@@ -41,6 +41,12 @@ class MachineCustody:
             self.release(hands)
             raise
 
+    def hold(self, hands: Hands) -> None:
+        """Raises LeaseHeld when the lease is gone or another run's: somebody broke it, on purpose."""
+        held = hands.act("hold the machine's lease for longer", lease.renew(hands.run_id, self._ttl_s))
+        assert held is not None
+        lease.obtained(held, hands.run_id, hands.host.name)
+
     def release(self, hands: Hands) -> None:
         hands.act("give the machine's lease back", lease.release(hands.run_id))
 

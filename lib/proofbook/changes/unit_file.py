@@ -42,6 +42,11 @@ _STOP_MARGIN_S = 60.0
 _STOP_AT_MOST_S = 1800.0
 #: Automatic restarts of the old server that are waited for when a change is taken back.
 _TRIES_BACK = 4
+#: What a plan says of the third arm (A-B-A), and so lets happen.
+_AGAIN = (
+    Action("if it is to be kept: put the old files back for a while, restart, and measure the old configuration a second time"),
+    Action("if the gain holds against that too: put the new files in place again, restart, and look whether it took effect"),
+)
 
 
 def argv_digest(argv: Sequence[str]) -> str:
@@ -55,6 +60,8 @@ class EnableMTP(Change):
 
     ``style``: a drop-in, or an edit of the file that holds the command now. ``guard_minutes``: how long the machine waits for
     the word that the change stays. ``kill_leftovers``: SIGKILL what outlives the stop, inside the unit's control group only.
+    ``measure_again``: the old configuration may be brought back for a while, to be measured a second time, which takes about
+    ``again_s`` seconds.
 
     A plan that must not be carried out has no actions; its facts say why.
     """
@@ -65,6 +72,8 @@ class EnableMTP(Change):
     style: Style = "drop-in"
     guard_minutes: float = 60.0
     kill_leftovers: bool = False
+    measure_again: bool = False
+    again_s: float = field(default=0.0, repr=False)
     name: ClassVar[str] = "enable-mtp"
 
     # ---------------------------------------------------------------------------------------------- planning
@@ -169,6 +178,10 @@ class EnableMTP(Change):
         """Put the plan in effect. Every step first looks whether it is done already: the same call goes on after a crash."""
         return _Acting(plan, hands, tell, self).apply()
 
+    def suspend(self, plan: Plan, hands: Hands, tell: Tell) -> Applied:
+        """The old files and the old server for a while; the guard goes on waiting. :meth:`apply` goes back to the new ones."""
+        return _Acting(plan, hands, tell, self).suspend()
+
     def confirm(self, plan: Plan, hands: Hands, tell: Tell) -> Applied:
         """The change stays: the guard goes, and the old files with it."""
         return _Acting(plan, hands, tell, self).confirm()
@@ -229,6 +242,8 @@ class _Draft:
             for f in files
         ]
         reload = Action("have systemd read its units", ("systemctl", "daemon-reload"))
+        again, restart_s = change.measure_again, min(self.stop_s, _STOP_S) + service.ready_s
+        down_again = f"{service.spec} is down twice more: for the second measurement of the old configuration, and after it"
         return Plan(
             change=change.name,
             title=f"Speculation of {service.spec} ({change.speculation.algorithm}, {change.speculation.num_steps} steps)",
@@ -242,14 +257,16 @@ class _Draft:
                 Action(f"stop {unit} and wait until nothing of it is left on the GPUs", ("systemctl", "stop", unit)),
                 *((Action("kill what is left of it, inside its control group only"),) if change.kill_leftovers else ()),
                 Action(f"start {unit} and follow it until it is ready", ("systemctl", "start", unit)),
+                *(_AGAIN if again else ()),
             ),
             undo=(*put_back, reload, Action(f"restart {unit} and see that it serves", ("systemctl", "restart", unit))),
             diff=self._diff(),
             cannot_undo=(
                 f"{service.spec} is down from its stop until it is ready again, and once more when this is taken back",
+                *((down_again,) if again else ()),
                 "requests that run are drained until the stop's time is up, then cut; what the caches hold is lost",
             ),
-            expected_s=round(min(self.stop_s, _STOP_S) + service.ready_s),
+            expected_s=round(restart_s + (2 * restart_s + change.again_s if again else 0)),
             facts=tuple(self._shown(change)),
             settings={
                 "unit": unit,
@@ -260,6 +277,7 @@ class _Draft:
                 "ready_s": service.ready_s,
                 "url": service.url,
                 "kill_leftovers": change.kill_leftovers,
+                "measure_again": again,
                 "version": self.version.version,
                 "argv": list(Redactor().value(list(self.argv), "plan")),
                 "argv_sha256": argv_digest(self.argv),
@@ -598,6 +616,42 @@ class _Acting:
             self.tell(f"the old server did not come up ({followed.why[:200]}); following the restart that systemd makes")
             followed = self._follow(followed.invocation, tries)
         return followed
+
+    # ------------------------------------------------------------------------------------- back for a while
+
+    def suspend(self) -> Applied:
+        """Old files, old server, and the guard waits on: whoever dies here leaves a machine that ends with the old state."""
+        if not self.settings.get("measure_again"):
+            return self._applied("failed", f"{self.plan.title} stays in effect: its plan does not say that it may be suspended")
+        try:
+            status = self.status()
+            if status.state in ("firing", "fired", "failed") or status.outcome == "fired":
+                return self._fired_before(status)
+            self.guarded("give the guard its whole time again", self.guard.extend(int(self.settings["guard_s"])))
+            self.guarded("put the old files back for a while", self.guard.suspend())
+            return self._old_for_a_while()
+        except (CannotTell, GuardRefused, PlanDrifted) as why:
+            return self._applied("failed", f"{self.plan.title} could not be suspended: {why}", why=str(why))
+
+    def _old_for_a_while(self) -> Applied:
+        now, unit = self.look_files(), self.look_unit()
+        if not self._all_old(now) or unit.need_daemon_reload:
+            raise CannotTell("the old files are not in effect, although they were put back")
+        stopped = self._stop()
+        if stopped is not None:
+            return stopped
+        start_unit(self.hands, self.unit, self.container)
+        followed = self._follow(unit.invocation_id)
+        if not followed.ready:
+            return self._applied("failed", f"the old {self.service.spec} did not become ready again: {followed.why}")
+        process = UnitProcess(self.unit, self.container)
+        if argv_digest(self.hands.look(process).value(process).argv) != self.settings["argv_before_sha256"]:
+            return self._applied("failed", "the old files are back, and what runs is not the old command")
+        return self._applied(
+            "suspended", f"{self.service.spec} serves with the old command again, {followed.seconds:.0f} s after its start"
+        )
+
+    # -------------------------------------------------------------------------------------------------- keeping
 
     def confirm(self) -> Applied:
         status = self.guarded("keep the change: take the guard away", self.guard.confirm())

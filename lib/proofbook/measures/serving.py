@@ -259,7 +259,12 @@ class Gain(Measure):
 
 @dataclass(frozen=True)
 class GainAgain(Measure):
-    """The second A of A-B-A: the old configuration once more, so that a drift meanwhile is not taken for a gain."""
+    """The second A of A-B-A: the old configuration once more, so that a drift meanwhile is not taken for a gain.
+
+    ``value``: ``arm`` · ``drift`` {level: how much faster the second A is than the first, {estimate, low, high} or None} ·
+    ``drifted_at`` · ``levels``, the change against both A together · ``against_second``, the same against the second A alone, and
+    ``gains_against_second_at`` · what else differs between the two A, as in :class:`Gain`.
+    """
 
     service: ServiceSpec
     container: ContainerSpec | None = None
@@ -275,6 +280,8 @@ class GainAgain(Measure):
             arm = _same_again(live, first)
             drift = compare([first], [arm])
             levels = compare([first, arm], [changed])
+            # WHY alone too: where the machine drifted, both together are a mixture of two machines, and their middle may gain.
+            second = compare([arm], [changed])
             value = {
                 "arm": arm,
                 **_fairness(first["config"], arm["config"]),
@@ -282,6 +289,8 @@ class GainAgain(Measure):
                 "drifted_at": [level["level"] for level in drift if level["verdict"] in ("gain", "loss")],
                 "levels": levels,
                 **_sorted_out(levels),
+                "against_second": second,
+                "gains_against_second_at": _sorted_out(second)["gains_at"],
                 "method": _METHOD,
             }
             return measured(self, live, unit="x", conditions=_conditions(arm, self.answer_s), value=value)

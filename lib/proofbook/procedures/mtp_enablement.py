@@ -16,15 +16,16 @@ from proofbook.checks.mtp import accepted as accepted_checks
 from proofbook.checks.mtp.effect import took_effect
 from proofbook.checks.mtp.fit import FitToChange
 from proofbook.checks.mtp.holds import Holds
+from proofbook.checks.mtp.ladder import NEEDED
 from proofbook.checks.mtp.ladder import decide as climb
 from proofbook.checks.mtp.speculation import Speculation
 from proofbook.checks.mtp.start import read_start
-from proofbook.checks.mtp.worth import WorthIt
+from proofbook.checks.mtp.worth import NotDrift, WorthIt
 from proofbook.errors import BadParameter, CannotTell
 from proofbook.intent import ContainerSpec, ServiceSpec
 from proofbook.inventory import HostSpec
 from proofbook.measures.control import ControlPrompts
-from proofbook.measures.serving import Baseline, Gain
+from proofbook.measures.serving import Baseline, Gain, GainAgain
 from proofbook.measures.stability import Stability
 from proofbook.model import Applied, Change, Check, Decision, Measure, Measurement, Verdict
 from proofbook.probes.journal import UnitJournal
@@ -34,6 +35,10 @@ from proofbook.view import Picture, accept_chart, gain_chart, start_chart
 
 #: Minutes that the questions of a guarded change take beside start and stability window.
 _QUESTIONS_MIN = 25.0
+#: Minutes that the third arm takes beside its two starts: the old configuration's prompts, and a look at the new one again.
+_AGAIN_MIN = 15.0
+#: The look in which the process that would stay is asked, once the change was suspended.
+IN_EFFECT_AGAIN = "in effect again"
 
 
 class Parameters(ProcedureParameters):
@@ -59,6 +64,9 @@ class Parameters(ProcedureParameters):
     concurrency: str = Field("1,2,4,8", description="requests at once that are compared, separated by commas")
     must_gain_at: str = Field("", description="concurrencies that must gain, separated by commas; empty: any one")
     stability_minutes: float = Field(10.0, gt=0, le=240, description="how long it must hold under load, minutes")
+    measure_again: bool = Field(
+        False, description="true measures the old configuration once more after the change (A-B-A): two more restarts"
+    )
     guard_minutes: float = Field(
         90.0, gt=0, le=1440, description="the machine takes the change back by itself after so many minutes unless it is kept"
     )
@@ -116,10 +124,12 @@ def accepts(parameters: Parameters, spec: HostSpec) -> None:
             "must_gain_at names a concurrency that is not measured", hint=f"concurrency is {parameters.concurrency}"
         )
     needed = 2 * service.ready_s / 60 + parameters.stability_minutes + _QUESTIONS_MIN
+    if parameters.measure_again:
+        needed += 2 * service.ready_s / 60 + _AGAIN_MIN
     if parameters.guard_minutes < needed:
         raise BadParameter(
             f"guard_minutes={parameters.guard_minutes:g} is too short: it would be over while the change is looked at",
-            hint=f"start, questions and stability window need about {needed:.0f} minutes",
+            hint=f"starts, questions and stability window need about {needed:.0f} minutes",
         )
     refuse_nameless(parameters)
 
@@ -141,7 +151,7 @@ PROCEDURE = Procedure(
     purpose="Give a serving unit multi-token prediction under a guard, prove that drafts are accepted, keep it only if it pays.",
     changes_host=True,
     undo="the guard on the machine, or `proofbook rollback`: the old files byte for byte, and the old command serving again",
-    takes="40 to 90 minutes; the service is down for one start, or two when it is taken back",
+    takes="40 to 90 minutes; the service is down for one start, or two when it is taken back; two more with measure_again",
     parameters=Parameters,
     accepts=accepts,
     lease_s=lambda parameters: float(parameters.guard_minutes) * 60,
@@ -174,7 +184,7 @@ def baseline(run: Run, ready: Findings) -> Measure | None:
     return Baseline(service(run), container(run), concurrency=run.parameters.levels)
 
 
-def change(run: Run, ready: Findings) -> Change:
+def change(run: Run, ready: Findings, before: Measurement | None) -> Change:
     """The change, or none when the first question was answered with no."""
     reasons = tuple(f.reason for f in ready if f.verdict is Verdict.FAIL)
     if reasons and not run.resuming:
@@ -187,6 +197,8 @@ def change(run: Run, ready: Findings) -> Change:
         parameters.style,
         parameters.guard_minutes,
         parameters.kill_leftovers,
+        parameters.measure_again,
+        before.took_s if before is not None else 0.0,
     )
 
 
@@ -249,7 +261,54 @@ def gain(run: Run, before: Measurement | None, applied: Applied, *so_far: Findin
 
 
 def worth(run: Run, gain: Measurement | None) -> tuple[Check, ...]:
-    return (WorthIt(gain, service(run).spec, run.parameters.wanted_levels),) if gain is not None else ()
+    if gain is None:
+        return ()
+    return (WorthIt(gain, service(run).spec, run.parameters.wanted_levels, again_follows=run.parameters.measure_again),)
+
+
+# The third arm. From here to the decision the machine goes back and, perhaps, forth once more under the same guard; at every
+# point in between, whatever ends this run, the guard brings it to the old state.
+
+
+def to_suspend(run: Run, applied: Applied, *so_far: Findings) -> Applied | None:
+    """The change, when the old configuration is to be measured again: it was asked for, and so far the change would be kept."""
+    if not run.parameters.measure_again or _refused(applied):
+        return None
+    decision = climb(f for found in so_far for f in found)
+    if not decision.keep:
+        _left_out(run, "the old configuration a second time", f"the change will be taken back ({decision.rung})")
+        return None
+    return applied
+
+
+def gain_again(run: Run, suspended: Applied | None, before: Measurement | None, gain: Measurement | None) -> Measure | None:
+    """The second A of A-B-A."""
+    if suspended is None or suspended.outcome != "suspended" or before is None or gain is None:
+        return None
+    return GainAgain(service(run), container(run), before=before, gain=gain)
+
+
+def not_drift(run: Run, suspended: Applied | None, gain: Measurement | None, again: Measurement | None) -> tuple[Check, ...]:
+    if suspended is None or gain is None:
+        return ()
+    return (NotDrift(suspended, gain, again, service(run).spec, run.parameters.wanted_levels),)
+
+
+def to_reinstate(suspended: Applied | None, drift: Findings) -> Applied | None:
+    """The suspended change, when it is worth being put in effect again; otherwise the machine stays with what it has now."""
+    doubted = any(f.verdict in (Verdict.FAIL, Verdict.UNKNOWN) for f in drift)
+    return suspended if suspended is not None and suspended.outcome == "suspended" and not doubted else None
+
+
+def effect_again(run: Run, reinstated: Applied | None) -> tuple[Check, ...]:
+    """The process that would stay is a new one: nothing that was seen of the first one is taken for granted."""
+    if reinstated is None or _refused(reinstated):
+        return ()
+    return took_effect(service(run), container(run), run.parameters.speculation, reinstated)
+
+
+def control_again(run: Run, before: Measurement | None, reinstated: Applied | None, effect: Findings) -> Measure | None:
+    return control(run, before, reinstated, effect) if reinstated is not None else None
 
 
 def pictures(run: Run, control: Measurement | None, gain: Measurement | None) -> None:
@@ -263,6 +322,13 @@ def pictures(run: Run, control: Measurement | None, gain: Measurement | None) ->
     if gain is not None:
         drawn = gain_chart(gain.value)
         run.picture("gain", "How much faster each request became", drawn.png, drawn.alt)
+
+
+def picture_again(run: Run, again: Measurement | None) -> None:
+    if again is not None:
+        title = "How much faster than the old configuration measured again"
+        drawn = gain_chart({"levels": again.value["against_second"]}, title=title)
+        run.picture("gain-again", title, drawn.png, drawn.alt)
 
 
 def _start(run: Run) -> Picture | None:
@@ -285,9 +351,13 @@ def decide(run: Run, applied: Applied, *findings: Findings) -> Decision:
         f"{spec.algorithm} with {spec.num_steps} steps, {spec.draft_tokens} draft tokens",
         f"concurrency {run.parameters.concurrency}, the prompts of this release of proofbook, at temperature 0 for timing",
     )
-    return climb(
-        told, scope=scope, not_verified=("real traffic: the prompts are a fixed set", "longer than the stability window")
-    )
+    not_verified = ["real traffic: the prompts are a fixed set", "longer than the stability window"]
+    needed = [*NEEDED]
+    if run.parameters.measure_again:
+        needed.append(NotDrift.name)
+    if any(f.look == IN_EFFECT_AGAIN for f in told):
+        not_verified.append("the process that stays, under load: it was started after the stability window")
+    return climb(told, scope=scope, not_verified=not_verified, needed=needed)
 
 
 def _refused(applied: Applied) -> bool:
@@ -310,12 +380,19 @@ __all__ = [
     "baseline",
     "change",
     "control",
+    "control_again",
     "decide",
     "effect",
+    "effect_again",
     "fit",
     "gain",
+    "gain_again",
     "holds",
+    "not_drift",
+    "picture_again",
     "pictures",
     "stability",
+    "to_reinstate",
+    "to_suspend",
     "worth",
 ]

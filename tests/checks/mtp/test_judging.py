@@ -13,7 +13,7 @@ from proofbook.checks.mtp.budget import GIB, Wish, budget, shape_of
 from proofbook.checks.mtp.effect import took_effect
 from proofbook.checks.mtp.holds import Holds
 from proofbook.checks.mtp.ladder import NEEDED, RUNGS, decide, rung_of
-from proofbook.checks.mtp.worth import WorthIt
+from proofbook.checks.mtp.worth import NotDrift, WorthIt
 from proofbook.errors import CannotTell
 from proofbook.model import Finding, Measurement, Verdict
 from proofbook.probes.journal import JournalEntry, UnitJournal, UnitLog
@@ -240,18 +240,26 @@ def gain(*levels: dict[str, Any], **more: Any) -> Measurement:
     return measurement({"levels": list(levels), "gains_at": gains, "fair": True, **more}, "serving.Gain")
 
 
-AGAIN = measurement({"drifted_at": []}, "serving.GainAgain")
+def again(*against: dict[str, Any], drift: float = 1.0, **more: Any) -> Measurement:
+    """The old configuration measured again; ``against``: the levels of the change against it."""
+    told = {str(x["level"]): {"estimate": drift, "low": drift - 0.005, "high": drift + 0.005} for x in against}
+    gains = [x["level"] for x in against if x["verdict"] == "gain"]
+    value = {"drift": told, "against_second": list(against), "gains_against_second_at": gains, "fair": True, "changed": {}}
+    return measurement({**value, **more}, "serving.GainAgain")
+
+
+SUSPENDED = applied("suspended", "it serves with the old command again")
 
 
 def test_a_gain_everywhere() -> None:
-    findings = judged(WorthIt(gain(level(1, 1.45, 1.38, 1.52), level(4, 1.2, 1.1, 1.3)), again=AGAIN))
+    findings = judged(WorthIt(gain(level(1, 1.45, 1.38, 1.52), level(4, 1.2, 1.1, 1.3)), again_follows=True))
     assert worst_of(findings) == "PASS", said(findings)
     assert findings[0].reason == "gains at concurrency 1, 4; the best is 1.45x at concurrency 1 (95 % interval 1.38 to 1.52)"
 
 
 def test_a_gain_at_low_concurrency_alone() -> None:
     measured = gain(level(1, 1.45, 1.38, 1.52), level(8, 0.8, 0.75, 0.86, "loss"))
-    findings = judged(WorthIt(measured, again=AGAIN))
+    findings = judged(WorthIt(measured, again_follows=True))
     assert worst_of(findings) == "WARN"
     assert "0.80x at concurrency 8 (95 % interval 0.75 to 0.86), 12 pairs of prompts: slower than before" in said(findings)
     assert "does not count" not in said(judged(WorthIt(measured, wanted=(1,))))
@@ -268,11 +276,54 @@ def test_nothing_measured_and_an_unfair_baseline_and_drift() -> None:
     none = gain({"level": 1, "verdict": "not-measured", "skipped": "the server did not answer any more", "speedup": None})
     assert worst_of(judged(WorthIt(none))) == "UNKNOWN"
     unfair = gain(level(1, 1.4, 1.3, 1.5), fair=False, confounders=["disable_overlap_schedule"], fairness="overlap changed too")
-    assert "overlap changed too (disable_overlap_schedule)" in said(judged(WorthIt(unfair, again=AGAIN)))
-    drifts = measurement({"drifted_at": [1]}, "serving.GainAgain")
-    assert "the machine drifts" in said(judged(WorthIt(gain(level(1, 1.4, 1.3, 1.5)), again=drifts)))
+    assert "overlap changed too (disable_overlap_schedule)" in said(judged(WorthIt(unfair)))
+    assert "so slow drift is not excluded" in said(judged(WorthIt(gain(level(1, 1.4, 1.3, 1.5)))))
     few = gain(level(1, 1.4, 1.3, 1.5, enough=False))
-    assert "too few for a verdict" in said(judged(WorthIt(few, again=AGAIN)))
+    assert "too few for a verdict" in said(judged(WorthIt(few)))
+
+
+def test_a_gain_over_both_measurements_of_the_old_configuration() -> None:
+    first = gain(level(1, 1.45, 1.38, 1.52), level(8, 0.8, 0.7, 0.9, "loss"))
+    steady = again(level(1, 1.44, 1.37, 1.51), level(8, 0.81, 0.7, 0.9, "loss"), drift=1.004)
+    findings = judged(NotDrift(SUSPENDED, first, steady, "x.service"))
+    assert worst_of(findings) == "PASS", said(findings)
+    assert "gains at concurrency 1 against the old configuration measured again too; the best is 1.44x" in findings[0].reason
+    assert "measured again, runs at 1.00 times its first speed at concurrency 1" in said(findings)
+    faster = judged(NotDrift(SUSPENDED, first, again(level(1, 1.3, 1.2, 1.4), drift=1.11)))
+    assert (faster[0].verdict, worst_of(faster)) == ("PASS", "WARN"), "it drifts, and the gain is more than that"
+    assert "1.11 times its first speed at concurrency 1 (95 % interval 1.11 to 1.11): the machine drifts" in said(faster)
+
+
+def test_a_gain_that_drift_explains() -> None:
+    first = gain(level(1, 1.9, 1.8, 2.0), level(4, 1.5, 1.4, 1.6))
+    gone = again(level(1, 0.99, 0.95, 1.03, "none-shown"), level(4, 1.2, 1.1, 1.3), drift=1.95)
+    for wanted in ((1,), (1, 4)):
+        (whole, *_) = judged(NotDrift(SUSPENDED, first, gone, wanted=wanted))
+        assert (whole.verdict, rung_of(whole)) == ("FAIL", "FAIL_NO_GAIN")
+        assert "measured again: 0.99x at concurrency 1 (95 % interval 0.95 to 1.03), 1.90x before" in whole.reason
+    assert judged(NotDrift(SUSPENDED, first, gone))[0].verdict == "PASS", "one concurrency is enough where none must gain"
+    one = gain(level(1, 1.9, 1.8, 2.0))
+    assert judged(NotDrift(SUSPENDED, one, again(level(1, 0.99, 0.95, 1.03, "none-shown"))))[0].verdict == "FAIL"
+
+
+def test_a_second_measurement_that_says_nothing() -> None:
+    first = gain(level(1, 1.9, 1.8, 2.0))
+    failed = applied("failed", "the old server did not become ready again: it died")
+    cut = {"level": 1, "verdict": "not-measured", "skipped": "", "speedup": None, "pairs": 3}
+    for check, why in (
+        (NotDrift(failed, first, None), "did not become ready again: it died"),
+        (NotDrift(SUSPENDED, first, None), "was not measured a second time"),
+        (
+            NotDrift(SUSPENDED, first, again(level(1, 1.9, 1.8, 2.0), changed={"version": ["0.5.9", "0.5.10"]})),
+            "version 0.5.9 -> 0.5.10",
+        ),
+        (NotDrift(SUSPENDED, first, again(level(1, 1.9, 1.8, 2.0), fair=None, fairness="it told nothing")), "it told nothing"),
+        (NotDrift(SUSPENDED, first, again(cut, drift=1.0)), "was not complete at concurrency 1"),
+    ):
+        (whole, *_) = judged(check)
+        assert (str(whole.verdict), why in whole.reason) == ("UNKNOWN", True), whole.reason
+        decision = decide([*judged(WorthIt(first)), whole], needed=("mtp.WorthIt", "mtp.NotDrift"))
+        assert (decision.keep, decision.rung) == (False, "INCONCLUSIVE")
 
 
 # -------------------------------------------------------------------------------------------------------- ladder
@@ -289,7 +340,7 @@ def everything(values: dict[Any, Any], **measured: Any) -> list[Finding]:
         AnswersAreRight(prompts),
         LivedThrough(prompts),
         Holds(SERVICE, CONTAINER, measurement(measured.get("window", window()), "serving.Stability")),
-        WorthIt(worth, again=AGAIN),
+        WorthIt(worth, again_follows=True),
     ]
     return [finding for check in checks for finding in judged(check, values)]
 

@@ -8,7 +8,7 @@ FAIL_SPEC_OFF        no draft is loaded, or none is verified
 FAIL_INEFFECTIVE     drafts are verified, and not accepted
 FAIL_CORRECTNESS     answers are wrong
 FAIL_UNSTABLE        process, invocation or logs changed under load
-FAIL_NO_GAIN         no gain is shown
+FAIL_NO_GAIN         no gain is shown, or drift explains it
 INCONCLUSIVE         nothing failed, and something that had to be shown was not
 PASS_WITH_LIMITS     worth keeping, within what is said
 PASS                 worth keeping
@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from proofbook.checks.mtp.fit import SIMULATE
 from proofbook.model import Decision, Finding, Verdict
 
-__all__ = ["RUNGS", "decide", "rung_of"]
+__all__ = ["NEEDED", "RUNGS", "decide", "rung_of"]
 
 #: From the bottom to the top.
 RUNGS = (
@@ -43,6 +43,7 @@ _RUNG_OF = {
     "mtp.LivedThrough": "FAIL_UNSTABLE",
     "mtp.Holds": "FAIL_UNSTABLE",
     "mtp.WorthIt": "FAIL_NO_GAIN",
+    "mtp.NotDrift": "FAIL_NO_GAIN",
 }
 #: What a line of the start's log stands for, where it says more than that something is wrong.
 _RUNG_OF_SIGNATURE = {
@@ -78,7 +79,7 @@ def decide(
 ) -> Decision:
     """Climb the ladder. ``scope``: what the conclusion holds for (release, model, GPUs, concurrency, context).
 
-    ``needed``: checks that must have been made; a run that ends early on purpose (nothing was changed) names fewer.
+    ``needed``: checks that must have been made.
     """
     said = list(findings)
     limits = (*(f"holds for: {text}" for text in scope), *_not_verified(said, not_verified))

@@ -223,7 +223,7 @@ def respond(
     second = life.now - process.started_at
     ready = server.ready_after_s is None or second >= server.ready_after_s
     running = max(1, system.running.get(process.pid, 0))
-    reply = server.answer(method, path, body, running=running, ready=ready, client=client)
+    reply = server.answer(method, path, body, running=running, ready=ready, client=client, age_s=second)
     key = (system.name, process.pid, process.serial)
     for at, text in reply.log:
         life.at(life.now + at, "server", "says", *key, text)

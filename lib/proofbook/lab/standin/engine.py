@@ -5,7 +5,7 @@ Whoever runs it brings the clock, the port and the processes::
     server = Server(argv, environ, "0.5.9")
     for second, text in server.startup(): ...        # print it at that second after the start
     if server.ends: ...                              # the start fails: how, and when
-    reply = server.answer("POST", "/generate", body, running=2, now=12.5)
+    reply = server.answer("POST", "/generate", body, running=2, age_s=12.5)
     # let reply.seconds pass, print reply.log, carry out reply.effects, send the answer
 
 A ``Server`` holds plain data, and can be pickled with the machine that runs it.
@@ -112,7 +112,7 @@ class Server:
 
     ``faults``: name → parameters, see :mod:`faults`. ``free_gib``: memory that is free on each GPU when it starts, () for idle
     cards. ``cuda_error``: the last line of the traceback with which any CUDA program ends there. ``ready_s``: how long a start
-    takes in which nothing is wrong. ``seed`` colours the noise of its speed.
+    takes in which nothing is wrong. ``seed`` colours the noise of its speed. ``age_s``: how long it has run, as last told.
     """
 
     argv: Sequence[str]
@@ -128,6 +128,7 @@ class Server:
     ends: End | None = None
     stuck: bool = False
     requests: int = 0
+    age_s: float = 0.0
     _bad: str = ""
     _biting: dict[str, dict[str, Any]] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
@@ -307,10 +308,18 @@ class Server:
     # ------------------------------------------------------------------------------------------ answers
 
     def answer(
-        self, method: str, path: str, body: bytes = b"", *, running: int = 1, ready: bool = True, client: str = "127.0.0.1:40212"
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        running: int = 1,
+        ready: bool = True,
+        client: str = "127.0.0.1:40212",
+        age_s: float = 0.0,
     ) -> Reply:
         """Answer one request. ``running``: how many requests for tokens are under way, this one included."""
-        bare = path.partition("?")[0]
+        bare, self.age_s = path.partition("?")[0], age_s
         reply = self._route(method, bare, body, max(1, running), ready=ready)
         if not reply.hangs and not any(e.kind == "die" for e in reply.effects):
             reason = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed"}.get(reply.status, "")
@@ -535,6 +544,8 @@ class Server:
 
     def _step_seconds(self, at_once: int, made: _Generation) -> float:
         step = _STEP_S * (1 + _STEP_SLOPE * (at_once - 1))
+        if self._has("grown-slow") and self.age_s >= 3600 * float(self._biting["grown-slow"]["after_hours"]):
+            step *= float(self._biting["grown-slow"]["factor"])
         if self.drafting:
             overhead = float(self._biting.get("slower-than-before", {}).get("overhead", _OVERHEAD))
             slope = float(self._biting.get("gain-only-low-concurrency", {}).get("slope", _OVERHEAD_SLOPE))

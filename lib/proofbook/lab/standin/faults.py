@@ -27,6 +27,7 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
     "slow-start": {"factor": 8.0},
     "p2p-hang": {},  # NCCL waits for ever at the start, unless NCCL_P2P_DISABLE=1 is in the environment
     "slower-than-before": {"overhead": 4.2},
+    "grown-slow": {"factor": 1.8, "after_hours": 24.0},  # what has run for long decodes slower, until it is started anew
     "gain-only-low-concurrency": {"slope": 0.55},
     "wrong-after-cache-hit": {},
 }

@@ -202,7 +202,7 @@ class Process:
         with self.lock:
             self.running += counts
             ready = self.server.ready_after_s is not None and began >= self.server.ready_after_s
-            reply = self.server.answer(method, path, body, running=self.running, ready=ready, client=client)
+            reply = self.server.answer(method, path, body, running=self.running, ready=ready, client=client, age_s=began)
         try:
             for effect in reply.effects:
                 threading.Thread(target=self._befall, args=(effect, began), daemon=True).start()
