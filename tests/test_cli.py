@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 from typer.testing import CliRunner
 
-from proofbook.cli import Progress, app
+from proofbook.cli import Progress, SafeConsole, app
 from proofbook.errors import BadParameter, NoSuchRun
 
 
@@ -79,11 +80,33 @@ def test_an_unknown_run_is_refused(tmp_path: Path) -> None:
 
 def test_what_a_machine_calls_itself_is_never_taken_for_markup() -> None:
     said = io.StringIO()
-    progress = Progress(Console(file=said, width=200))
+    progress = Progress(SafeConsole(file=said, width=200))
     identity = {"hostname": "[/bold]", "machine_id": "0" * 32, "boot_id": "1" * 32}
     entry = {"ts": "2026-11-29T03:00:00.000Z", "event": "host.proven", "data": {"identity": identity, "note": "first contact"}}
     progress(entry)
     finding = {"verdict": "FAIL", "subject": "[red]", "reason": "[/] said \x1b[31mred", "what_to_do": ""}
     progress({**entry, "event": "finding", "data": finding})
     assert "[/bold] answers" in said.getvalue()
-    assert "[red]: [/] said \\x1b[31mred" in said.getvalue()
+    assert "[red]: [/] said ␛[31mred" in said.getvalue()
+
+
+def test_a_terminal_obeys_no_machine() -> None:
+    said = io.StringIO()
+    console = SafeConsole(file=said, width=200, force_terminal=True, highlight=False)
+    hostile = "\x1b]0;owned\x07 \x9b2J \r\b\x00 exe.\u202etxt"
+    table = Table()
+    table.add_column("host")
+    table.add_row(Text(hostile))
+    console.print(table)
+    console.print(hostile, markup=False, style="bold")
+    assert "\x1b[1m" in said.getvalue(), "our own colours stay"
+    assert not set("\x07\x9b\r\b\x00\u202e") & set(said.getvalue())
+    assert "\x1b]" not in said.getvalue()
+    assert "␛]0;owned␇ \\x9b2J ␍␈␀ exe.\\u202etxt" in said.getvalue()
+
+
+def test_a_long_reason_is_cut_on_the_terminal() -> None:
+    said = io.StringIO()
+    finding = {"verdict": "FAIL", "subject": "", "reason": "x" * 100_000, "what_to_do": ""}
+    Progress(SafeConsole(file=said, width=200))({"ts": "2026-11-29T03:00:00.000Z", "event": "finding", "data": finding})
+    assert len(said.getvalue()) < 2000 and "(98500 more characters in record.json)" in said.getvalue()

@@ -30,6 +30,7 @@ RUNBOOKS = sorted((ROOT / "runbooks").glob("*.ipynb"))
 #: Top down: a room imports only rooms above it (and its own).
 ORDER = (
     "errors",
+    "visible",
     "model",
     "intent",
     "redact",

@@ -5,19 +5,19 @@ stdout carries results (with ``--json`` one JSON value on the last line); progre
 
 from __future__ import annotations
 
-import json
-import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 
 from proofbook import __version__
 from proofbook.errors import BadParameter, NoSuchRun, ProofbookError, Refused
+from proofbook.visible import capped, json_text, visible
 
 if TYPE_CHECKING:
     from proofbook.launch import Outcome
@@ -36,8 +36,21 @@ app.add_typer(lab_app, name="lab")
 lease_app = typer.Typer(help="Who may change a machine now: one run at a time, said by the machine itself.", no_args_is_help=True)
 app.add_typer(lease_app, name="lease")
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+class SafeConsole(Console):
+    """A terminal that obeys us alone: what a machine said is shown, control characters and all, and never acted upon."""
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        # WHY here too: rich takes some control characters (a carriage return, a backspace) out of a text without a word
+        super().print(*(visible(o) if isinstance(o, str) else o for o in objects), **how)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
+out = SafeConsole(highlight=False, soft_wrap=True)
+err = SafeConsole(stderr=True, highlight=False, soft_wrap=True)
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON (one value, the last line of stdout).")]
 OutputsOption = Annotated[
@@ -45,11 +58,6 @@ OutputsOption = Annotated[
 ]
 
 STYLE = {"PASS": "bold green", "WARN": "bold yellow", "UNKNOWN": "bold magenta", "FAIL": "bold red", "NOT_CHECKED": "dim"}
-
-
-def _visible(text: str) -> str:
-    """Control characters of what a machine said as ``\\x1b``: a terminal must not obey them."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda m: f"\\x{ord(m[0]):02x}", text)
 
 
 def _styled(verdict: str) -> str:
@@ -122,7 +130,7 @@ class Progress:
         self.problems: dict[tuple[str, str, str], Mapping[str, Any]] = {}  # by verdict, subject, reason: both looks say some
 
     def __call__(self, entry: Mapping[str, Any]) -> None:
-        text = _visible(self._text(entry["event"], entry["data"]))
+        text = self._text(entry["event"], entry["data"])
         if text:
             from rich.markup import escape
 
@@ -146,12 +154,12 @@ class Progress:
             case "finding" if data["verdict"] in ("FAIL", "UNKNOWN", "WARN"):
                 self.problems.setdefault((data["verdict"], data["subject"], data["reason"]), data)
                 about = f"{data['subject']}: {data['reason']}" if data["subject"] else data["reason"]
-                return f"[{STYLE[data['verdict']]}]  {data['verdict']:<7}[/] {escape(about)}"
+                return f"[{STYLE[data['verdict']]}]  {data['verdict']:<7}[/] {escape(capped(about))}"
             case "plan":
                 self.plan = data
                 return ""
             case "trouble":
-                return f"[bold red]  {escape(data['message'])}[/]"
+                return f"[bold red]  {escape(capped(data['message']))}[/]"
             case _:
                 return ""
 
@@ -159,11 +167,11 @@ class Progress:
 def _print_outcome(outcome: Outcome, progress: Progress, *, as_json: bool) -> None:
     if as_json:
         if outcome.message:
-            err.print(_visible(outcome.message), markup=False)
+            err.print(outcome.message, markup=False)
         print(outcome.to_json())
         return
     if outcome.message and not outcome.waiting_for:
-        err.print(_visible(outcome.message), markup=False)
+        err.print(outcome.message, markup=False)
     if outcome.waiting_for and progress.plan:
         _print_plan(progress.plan, outcome)
     found = f"concluded: {outcome.conclusion.upper()} · " if outcome.conclusion else ""
@@ -172,13 +180,13 @@ def _print_outcome(outcome: Outcome, progress: Progress, *, as_json: bool) -> No
         for data in (d for (v, _, _), d in progress.problems.items() if v == verdict):
             about = f"{data['subject']}: " if data["subject"] else ""
             out.print(f"[{STYLE[verdict]}]{verdict:<7}[/] ", end="")
-            out.print(_visible(f"{about}{data['reason']}"), markup=False)
+            out.print(capped(f"{about}{data['reason']}"), markup=False)
             if data["what_to_do"]:
-                out.print(_visible(f"        → {data['what_to_do']}"), markup=False)
+                out.print(capped(f"        → {data['what_to_do']}"), markup=False)
     if outcome.not_checked:
         out.print(f"not checked ({len(outcome.not_checked)}):")
         for reason in outcome.not_checked:
-            out.print(f"  · {reason}", markup=False)
+            out.print(capped(f"  · {reason}"), markup=False)
     if outcome.record:
         out.print(f"record: {outcome.record}", markup=False)
 
@@ -188,7 +196,7 @@ def _print_plan(plan: Mapping[str, Any], outcome: Outcome) -> None:
     for action in plan["actions"]:
         out.print(f"  would do: {action['what']}  {' '.join(action['argv'])}", markup=False)
     for fact in plan["facts"]:
-        out.print(_visible(f"  now: {fact}"), markup=False)
+        out.print(f"  now: {fact}", markup=False)
     for text in plan["cannot_undo"]:
         out.print(f"  cannot be undone: {text}", markup=False)
     for undo in plan["undo"]:
@@ -250,7 +258,7 @@ def runbooks(as_json: JsonFlag = False) -> None:
 
     described = [procedures.load(name).describe() for name in procedures.names()]
     if as_json:
-        print(json.dumps(described, ensure_ascii=False))
+        print(json_text(described))
         return
     for one in described:
         out.print(
@@ -274,13 +282,13 @@ def show(
     book = _archive(outputs)
     found = book.load(run_id)
     if as_json:
-        print(json.dumps(found.as_json(), ensure_ascii=False))
+        print(json_text(found.as_json()))
         return
     if not found.journal.get("intact", True):
         err.print(
             f"DAMAGED: {found.journal.get('trouble')}; what follows is what can still be read", markup=False, style="bold red"
         )
-    out.print(_visible(found.as_markdown()), markup=False)
+    out.print(found.as_markdown(), markup=False)
     out.print(f"record: {book.folder_of(found.run_id)}", markup=False)
 
 
@@ -290,7 +298,7 @@ def runs(outputs: OutputsOption = None, as_json: JsonFlag = False) -> None:
     book = _archive(outputs)
     found = sorted(book.runs(), key=lambda r: r.run_id, reverse=True)
     if as_json:
-        print(json.dumps([r.brief() for r in found], ensure_ascii=False))
+        print(json_text([r.brief() for r in found]))
         return
     width = max((len(r.host) for r in found), default=0)
     for r in found:
@@ -299,7 +307,7 @@ def runs(outputs: OutputsOption = None, as_json: JsonFlag = False) -> None:
     damaged = book.damaged()
     for folder, why in damaged:
         out.print("[bold red]damaged[/]  ", end="")
-        out.print(_visible(f"{folder}: {why}"), markup=False)
+        out.print(f"{folder}: {why}", markup=False)
     if not found and not damaged:
         out.print("no records yet")
 
@@ -347,7 +355,7 @@ def hosts_check(
 
     reports = hosts.check(names or None)
     if as_json:
-        print(json.dumps([r.as_json() for r in reports], ensure_ascii=False))
+        print(json_text([r.as_json() for r in reports]))
     else:
         out.print(hosts.table(reports))
     raise typer.Exit(0 if reports and all(r.usable for r in reports) else 1)
@@ -367,7 +375,7 @@ def lease_show(
 
     held = leases.show(host)
     said = [explain(held, held.now), *begun.next_steps(_archive(outputs), held.run, host)] if held else [f"no run holds {host}"]
-    out.print(_visible("\n".join(said)), markup=False)
+    out.print("\n".join(said), markup=False)
 
 
 @lease_app.command("break")
@@ -380,7 +388,7 @@ def lease_break(
     from proofbook import leases
 
     before = leases.break_it(host, run, who)
-    out.print(_visible(f"run {before.run} of {before.holder} no longer holds {host}"), markup=False)
+    out.print(f"run {before.run} of {before.holder} no longer holds {host}", markup=False)
     out.print(f"what it had begun: proofbook resume {before.run}, or proofbook rollback {before.run}", markup=False)
 
 
@@ -394,7 +402,7 @@ def lab_list(as_json: JsonFlag = False) -> None:
 
     listed = [info.as_json() for info in client.scenarios()]
     if as_json:
-        print(json.dumps(listed, ensure_ascii=False))
+        print(json_text(listed))
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2))
     for column in ("host", "what is wrong", "right verdict"):
@@ -433,7 +441,7 @@ def lab_status(as_json: JsonFlag = False) -> None:
 
     running = client.status()
     if as_json:
-        print(json.dumps(running))
+        print(json_text(running))
         return
     for one in running:
         answers = "" if one["reachable"] else "  does not answer now"
@@ -495,7 +503,7 @@ def triage(
 
     said = judge_files(files)
     if as_json:
-        print(json.dumps(said.as_json()))
+        print(json_text(said.as_json()))
     else:
         from proofbook.triage.show import write
 

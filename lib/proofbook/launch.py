@@ -28,6 +28,7 @@ from proofbook.model import RunStatus, Verdict, exit_code, worst
 from proofbook.notebook import LEFT_OPEN, new_run_id, outputs_folder
 from proofbook.record import QUARANTINE, RunRecord
 from proofbook.redact import Redactor
+from proofbook.visible import json_text
 
 Tell = Callable[[Mapping[str, Any]], None]
 
@@ -50,7 +51,7 @@ class Outcome:
     not_verified: list[dict[str, str]] = field(default_factory=list)
 
     def to_json(self) -> str:
-        return json.dumps(self.__dict__, ensure_ascii=False)
+        return json_text(self.__dict__)
 
 
 def refused(runbook: str, host: str, error: ProofbookError) -> Outcome:

@@ -18,6 +18,7 @@ from markupsafe import Markup, escape
 from proofbook.model import Plan
 from proofbook.record import Keeper, argv_text, load_record
 from proofbook.view import Shown, card, duration_text, table
+from proofbook.visible import visible
 
 #: How often the gate asks again after something that is neither Enter nor the machine's name: a slip should not end the run.
 TRIES = 3
@@ -87,7 +88,7 @@ class _Question:
         display(bundle, raw=True)  # type: ignore[no-untyped-call]
 
     def _say(self, text: str) -> None:
-        self._said.value = f'<span role="status">{escape(text)}</span>'
+        self._said.value = f'<span role="status">{escape(visible(text))}</span>'
 
     def _clicked(self, yes: bool) -> None:
         """Take a click. Until the gate's cell takes the answer nothing has happened, so the other button stays."""

@@ -48,6 +48,7 @@ from proofbook.view import (
     table_text,
     worst_first,
 )
+from proofbook.visible import SENTENCE, capped, visible
 
 __all__ = ["PARTIAL", "SCHEMA", "Keeper", "RunRecord", "from_events", "load_record", "render", "seal"]
 
@@ -273,7 +274,7 @@ class RunRecord:
     def as_markdown(self) -> str:
         """A page that fits into a ticket (fewer than 60 lines)."""
         findings = [f for f in worst_first(told_once(self.findings)) if f["verdict"] != Verdict.PASS]
-        return str(_environment().get_template("record.md.j2").render(r=self, findings=findings))
+        return visible(str(_environment().get_template("record.md.j2").render(r=self, findings=findings)))
 
 
 _COULD_NOT_TELL = "could not tell"
@@ -602,7 +603,9 @@ def _environment() -> Any:
         lstrip_blocks=True,
     )
     filters: dict[str, Callable[..., Any]] = {
-        "shown": shown,
+        "shown": lambda value: capped(shown(value)),
+        "brief": lambda text: capped(str(text)),
+        "lines": lambda lines: "\n".join(map(capped, lines)),
         "duration": duration_text,
         "clock": lambda ts: ts[11:19] if ts else "",
         "day": lambda ts: ts[:10] if ts else "",
@@ -633,13 +636,13 @@ def _size_text(size: int) -> str:
 
 def _markdown_text(value: Any) -> str:
     """Text that means itself in Markdown, on one line."""
-    text = re.sub(r"\s+", " ", shown(value)).strip()
+    text = capped(re.sub(r"\s+", " ", shown(value)).strip())
     return re.sub(r"([\\`*_|<>\[\]#~])", r"\\\1", text)
 
 
-def _prose(text: Any) -> Markup:
-    """A sentence for HTML: escaped, with what stands between backticks as code."""
-    return Markup(re.sub(r"`([^`\n]{1,300})`", r"<code>\1</code>", str(escape(text))))
+def _prose(text: Any, most: int = SENTENCE) -> Markup:
+    """A sentence for HTML: escaped, of at most so many characters, with what stands between backticks as code."""
+    return Markup(re.sub(r"`([^`\n]{1,300})`", r"<code>\1</code>", str(escape(capped(str(text), most)))))
 
 
 def argv_text(argv: Sequence[str]) -> str:
@@ -655,7 +658,8 @@ def _html(record: RunRecord, excerpts: _Excerpts | None) -> str:
     groups = [(v.value, found) for v in VERDICTS if (found := [f for f in told if f["verdict"] == v])]
     template = _environment().get_template("record.html.j2")
     shown_parts: dict[str, Any] = {"excerpt": excerpts.html, "drawn": excerpts.picture} if excerpts else {}
-    return str(template.render(r=record, groups=groups, looks=_looks(record), manifest=MANIFEST, **shown_parts))
+    # WHY the whole page: a host chooses its name, its units' names, its files' names; each of them is shown somewhere
+    return visible(str(template.render(r=record, groups=groups, looks=_looks(record), manifest=MANIFEST, **shown_parts)))
 
 
 def _looks(record: RunRecord) -> dict[str, Any]:
@@ -693,8 +697,8 @@ class _Excerpts:
             data = (self._run_dir / path).read_bytes()
         except OSError as error:
             return f"(the file {path} cannot be read: {error.strerror})"
-        text = data.decode("utf-8", "backslashreplace").replace("\0", "\n")
-        text = "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+        # WHY a new line: it parts arguments and variables in /proc/PID/cmdline and environ
+        text = visible(data.decode("utf-8", "backslashreplace").replace("\0", "\0\n"))
         if len(text) <= limit:
             return text
         lines = text.splitlines()
@@ -772,10 +776,9 @@ def _junit(record: RunRecord) -> bytes:
 
 
 def _junit_outcome(case: ET.Element, finding: Mapping[str, Any]) -> None:
-    reason = _xml_text(finding["reason"])
-    detail = _xml_text(
-        "\n".join([*(finding.get("lines") or ()), *(["do next: " + finding["what_to_do"]] if finding.get("what_to_do") else [])])
-    )
+    reason = _xml_text(capped(finding["reason"]))
+    advice = ["do next: " + finding["what_to_do"]] if finding.get("what_to_do") else []
+    detail = _xml_text("\n".join(map(capped, [*(finding.get("lines") or ()), *advice])))
     match finding["verdict"]:
         case Verdict.FAIL:
             ET.SubElement(case, "failure", {"message": reason, "type": finding["check"]}).text = detail
@@ -791,8 +794,8 @@ def _junit_outcome(case: ET.Element, finding: Mapping[str, Any]) -> None:
 
 
 def _xml_text(text: str) -> str:
-    """Text without the control characters that XML 1.0 cannot hold."""
-    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "�", text)
+    """Text without the control characters, which XML 1.0 cannot hold, and without those that act in a view."""
+    return re.sub(r"[\ufffe\uffff]", "�", visible(text))
 
 
 # --------------------------------------------------------------------------------------------- notebook
@@ -803,7 +806,7 @@ def _notebook(record: RunRecord, events: Sequence[Event], excerpts: _Excerpts) -
     cells: list[dict[str, Any]] = []
 
     def markdown(text: str) -> None:
-        cells.append({"cell_type": "markdown", "id": f"c{len(cells):04d}", "metadata": {}, "source": text})
+        cells.append({"cell_type": "markdown", "id": f"c{len(cells):04d}", "metadata": {}, "source": visible(text)})
 
     def code(number: int, source: str, outputs: list[dict[str, Any]]) -> None:
         cells.append(
@@ -838,7 +841,7 @@ def _notebook(record: RunRecord, events: Sequence[Event], excerpts: _Excerpts) -
         markdown(f"## {step['step']} · {_markdown_text(step['title'])}")
         code(
             step["step"],
-            f"# {textwrap.shorten(step['verb'] + ' · ' + step['key'], 120, placeholder=' …')}",
+            f"# {visible(textwrap.shorten(step['verb'] + ' · ' + step['key'], 120, placeholder=' …'))}",
             list(_outputs(inner, excerpts)),
         )
     for note in record.notes:
@@ -875,9 +878,9 @@ def _by_step(events: Sequence[Event]) -> Iterator[tuple[Mapping[str, Any], list[
 
 def _outputs(events: Sequence[Event], excerpts: _Excerpts) -> Iterator[dict[str, Any]]:
     findings = [e["data"] for e in events if e["event"] == "finding"]
-    said = "".join(f"{e['ts'][11:19]} {text}\n" for e in events if (text := _spoken(e["event"], e["data"])))
+    said = "".join(f"{e['ts'][11:19]} {capped(text)}\n" for e in events if (text := _spoken(e["event"], e["data"])))
     if said:
-        yield {"output_type": "stream", "name": "stdout", "text": said}
+        yield {"output_type": "stream", "name": "stdout", "text": visible(said)}
     if findings:
         yield _display(findings_html(findings), findings_text(findings))
     for event in events:
@@ -901,7 +904,7 @@ def _outputs(events: Sequence[Event], excerpts: _Excerpts) -> Iterator[dict[str,
             told_value = json.dumps(data["value"], ensure_ascii=False, indent=1)[:SHOWN_IN_NOTEBOOK]
             yield _display(html.format(f"{data['title']} ({data['unit']})", told_value), told_value)
         elif event["event"] == "step.ended" and data.get("outcome") == "failed":
-            error = str(data.get("error") or "failed")
+            error = visible(capped(str(data.get("error") or "failed")))
             yield {"output_type": "error", "ename": "StepFailed", "evalue": error, "traceback": error.splitlines()}
     kept = [_evidence_told(e["data"], excerpts) for e in events if e["event"] == "evidence"]
     if kept:
@@ -915,7 +918,8 @@ def _outputs(events: Sequence[Event], excerpts: _Excerpts) -> Iterator[dict[str,
 
 
 def _display(html: str, text: str) -> dict[str, Any]:
-    return {"output_type": "display_data", "metadata": {}, "data": {"text/html": str(html), "text/plain": text}}
+    shows = {"text/html": visible(str(html)), "text/plain": visible(text)}
+    return {"output_type": "display_data", "metadata": {}, "data": shows}
 
 
 def _spoken(event: str, data: Mapping[str, Any]) -> str:

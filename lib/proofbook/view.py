@@ -16,6 +16,7 @@ from markupsafe import Markup, escape
 
 from proofbook.journal import plain
 from proofbook.model import Finding, Plan, Verdict, worst
+from proofbook.visible import capped, visible
 
 if TYPE_CHECKING:
     import pandas
@@ -86,8 +87,8 @@ class Shown:
     """What a cell shows: HTML for a notebook, and the same as text for whoever shows no HTML."""
 
     def __init__(self, html: str, text: str) -> None:
-        self._html = str(html)
-        self._text = text
+        self._html = visible(str(html))
+        self._text = visible(text)
 
     def _repr_html_(self) -> str:
         return self._html
@@ -175,7 +176,7 @@ def findings_html(findings: Iterable[Finding | Mapping[str, Any]]) -> str:
         table += Markup('<details><summary style="cursor:pointer">{} {} PASS</summary>{}</details>').format(
             "and" if len(folded) < len(found) else "all", len(folded), _findings_table(folded)
         )
-    return str(head + table)
+    return visible(str(head + table))
 
 
 def _findings_table(findings: Sequence[Mapping[str, Any]]) -> Markup:
@@ -194,12 +195,13 @@ def _findings_table(findings: Sequence[Mapping[str, Any]]) -> Markup:
 def _finding_row(finding: Mapping[str, Any]) -> Markup:
     more = Markup("")
     if finding.get("what_to_do"):
-        more += Markup("<div><b>Do next:</b> {}</div>").format(finding["what_to_do"])
+        more += Markup("<div><b>Do next:</b> {}</div>").format(capped(finding["what_to_do"]))
     if finding.get("lines"):
-        more += Markup('<pre style="margin:4px 0;white-space:pre-wrap">{}</pre>').format("\n".join(finding["lines"][:5]))
+        lines = "\n".join(map(capped, finding["lines"][:5]))
+        more += Markup('<pre style="margin:4px 0;white-space:pre-wrap">{}</pre>').format(lines)
     about = Markup("{}<br><span style='{}'>{}</span>").format(finding["check"], _MUTED, finding.get("subject") or "")
     return Markup('<tr><td style="{c}">{}</td><td style="{c}">{}</td><td style="{c}">{}{}</td></tr>').format(
-        _badge(Verdict(finding["verdict"])), about, finding["reason"], more, c=_CELL
+        _badge(Verdict(finding["verdict"])), about, capped(finding["reason"]), more, c=_CELL
     )
 
 
@@ -216,7 +218,7 @@ def table_html(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: 
         for row in rows
     )
     below = Markup('<div style="{}">{}</div>').format(_MUTED, note) if note else Markup("")
-    return str(
+    return visible(
         Markup(
             '<table style="border-collapse:collapse;text-align:left">{}<thead><tr>{}</tr></thead><tbody>{}</tbody></table>{}'
         ).format(caption, head, body, below)
@@ -268,7 +270,7 @@ def plan_html(plan: Plan) -> str:
         Markup('<tr><th scope="row" style="{c};white-space:nowrap">{}</th><td style="{c}">{}</td></tr>').format(n, v, c=_CELL)
         for n, v in rows
     )
-    return str(
+    return visible(
         Markup(
             '<div style="font-weight:600;margin:2px 0 4px">{}</div>'
             '<table style="border-collapse:collapse;text-align:left">{}</table>{}'
@@ -287,7 +289,7 @@ def card(record: Mapping[str, Any], where: str = "") -> Shown:
         ("In words", record["summary"]),
         *((("Record", where),) if where else ()),
     )
-    unverified = [f"{n['what']}: {n['why']}" for n in record["not_verified"]]
+    unverified = [capped(f"{n['what']}: {n['why']}") for n in record["not_verified"]]
     not_verified = (
         Markup('<ul style="margin:0;padding-left:18px">{}</ul>').format(
             Markup("").join(Markup("<li>{}</li>").format(line) for line in unverified)
@@ -339,7 +341,7 @@ def table_text(
             lines.append("  ".join(parts).rstrip())
         if number == 0:
             lines.append("  ".join("-" * width for width in widths))
-    return "\n".join([*lines, note] if note else lines)
+    return visible("\n".join([*lines, note] if note else lines))
 
 
 def findings_text(findings: Iterable[Finding | Mapping[str, Any]]) -> str:
@@ -351,10 +353,12 @@ def findings_text(findings: Iterable[Finding | Mapping[str, Any]]) -> str:
     for f in found:
         label = f"{SIGNS[Verdict(f['verdict'])]} {f['verdict'].replace('_', ' '):<11} "
         about = f"{f['subject']}: " if f.get("subject") else ""
-        lines.append(textwrap.fill(about + f["reason"], 110, initial_indent=label, subsequent_indent=" " * len(label)))
+        lines.append(textwrap.fill(capped(about + f["reason"]), 110, initial_indent=label, subsequent_indent=" " * len(label)))
         if f.get("what_to_do"):
-            lines.append(textwrap.fill("do next: " + f["what_to_do"], 110, initial_indent=" " * 14, subsequent_indent=" " * 14))
-    return "\n".join(lines)
+            lines.append(
+                textwrap.fill(capped("do next: " + f["what_to_do"]), 110, initial_indent=" " * 14, subsequent_indent=" " * 14)
+            )
+    return visible("\n".join(lines))
 
 
 def plan_text(plan: Plan) -> str:
@@ -369,7 +373,7 @@ def plan_text(plan: Plan) -> str:
     lines += [f"  expected time:    {duration_text(plan.expected_s)}", f"  digest:           {plan.digest}"]
     if plan.diff.strip():
         lines += ["", textwrap.indent(plan.diff.rstrip(), "  ")]
-    return "\n".join(lines)
+    return visible("\n".join(lines))
 
 
 # ----------------------------------------------------------------------------------- frames and pictures

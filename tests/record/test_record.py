@@ -18,6 +18,7 @@ from proofbook.journal import JOURNAL, MANIFEST, Writer, read_journal
 from proofbook.model import Finding, Verdict
 from proofbook.record import SCHEMA, from_events, load_record, render, seal
 from proofbook.redact import Redactor
+from proofbook.visible import visible
 
 SECRET = "hf_QmFzZTY0VG9rZW5Gb3JUZXN0cw0123456"
 
@@ -156,6 +157,55 @@ def test_html_escapes_what_machines_say(script: Callable[..., object]) -> None:
     tags = {t for t, _ in page(folder / "record.html").tags}
     assert not tags & {"script", "img", "svg", "i", "u", "marquee"}
     ET.parse(folder / "checks.junit.xml")
+
+
+HOSTILE = "\x1b[2Jcleared \u202etxt.exe \x00 \x9b31m \u200b"
+
+
+def test_nothing_that_a_machine_says_acts_in_a_view(script: Callable[..., object]) -> None:
+    s = script()
+    s.open(title=HOSTILE)
+    s.step("check", HOSTILE)
+    evidence = s.evidence(("cat", HOSTILE.replace("\0", "")), HOSTILE.encode())
+    bad = Finding(
+        "c",
+        Verdict.FAIL,
+        HOSTILE,
+        subject=HOSTILE,
+        what_to_do=HOSTILE,
+        lines=(HOSTILE,),
+        observed=[HOSTILE],
+        evidence=(evidence,),
+    )
+    s.finding(HOSTILE, bad)
+    s.finding("t", Finding("u", Verdict.UNKNOWN, HOSTILE))
+    s.done()
+    folder = s.close("completed", "FAIL", HOSTILE, 1)
+    shown = "␛[2Jcleared \\u202etxt.exe ␀"
+    for name in ("record.html", "record.md", "checks.junit.xml"):
+        text = (folder / name).read_text()
+        assert visible(text) == text, name
+        assert shown in text.replace("\\\\", "\\").replace("\\[", "["), name
+    notebook = json.loads((folder / "notebook.ipynb").read_text())
+    said = "".join(json.dumps(c, ensure_ascii=False) for c in notebook["cells"])
+    assert visible(said) == said and "\\u001b" not in said and "␛" in said
+    assert json.loads((folder / "record.json").read_text())["findings"][0]["reason"] == HOSTILE, "data stay as they are"
+    assert (folder / load_record(folder).evidence[0]["stdout_file"]).read_bytes() == HOSTILE.encode()
+
+
+def test_a_sentence_without_an_end_is_cut_in_views(script: Callable[..., object]) -> None:
+    s = script()
+    s.open()
+    s.step("check", "long")
+    long = "x" * 1_000_000
+    s.finding("t", Finding("c", Verdict.FAIL, long, what_to_do=long, lines=(long,)))
+    s.finding("t", Finding("u", Verdict.UNKNOWN, long))
+    s.done()
+    folder = s.close("completed", "FAIL", "x", 1)
+    for name in ("record.html", "record.md", "checks.junit.xml", "notebook.ipynb"):
+        text = (folder / name).read_text()
+        assert len(text) < 60_000, name
+        assert "more characters in record.json" in text, name
 
 
 def test_big_outputs_are_cut_around_the_lines_that_matter(reboot_run: Path) -> None:
