@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from io import StringIO
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import pytest
 from rich.console import Console
@@ -27,6 +27,7 @@ from proofbook.errors import (
 )
 from proofbook.host import WallClock
 from proofbook.hosts import HostKey, Privileges, Reach
+from proofbook.intent import ContainerSpec
 from proofbook.inventory import Connect, HostSpec, Inventory
 from proofbook.model import Command, Probe, Result, command
 from proofbook.probes.access import AccessFacts
@@ -101,6 +102,7 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Connect:
 
     @dataclass(frozen=True)
     class KnownAnswer(Probe[AccessFacts]):
+        also: tuple[str, ...] = ()
         name: ClassVar[str] = "access.Access"
 
         def ask(self) -> Generator[Sequence[Command], Sequence[Result], AccessFacts]:
@@ -175,6 +177,27 @@ def test_nothing_to_check_is_refused_not_fine() -> None:
 def test_missing_tools_are_named(connect: Connect) -> None:
     assert hosts.check_host(HostSpec(name="root"), connect=connect).missing_tools == ("pct",)
     assert hosts.check_host(HostSpec(name="dark"), connect=connect).missing_tools == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "usable", "says"),
+    [
+        ("sudo", "pct", True, ""),
+        ("root", "pct", False, "pct is not there, and container web (pct) cannot be looked into without"),
+        ("root", "docker", False, "docker is not there"),
+        ("sudo", "nspawn", False, "machinectl and systemd-run are not there"),
+        ("nobody", "docker", False, "a password is required"),
+    ],
+)
+def test_a_declared_container_that_cannot_be_entered_is_not_usable(
+    connect: Connect, name: str, kind: Literal["pct", "docker", "nspawn"], usable: bool, says: str
+) -> None:
+    spec = HostSpec(name=name, containers=(ContainerSpec(name="web", kind=kind, id="102"),))
+    row = hosts.check_host(spec, connect=connect)
+    assert row.usable is usable
+    assert says in f"{row.trouble} {row.what_to_do}"
+    assert ("is not there" in row.trouble) <= ("correct the container's kind" in row.what_to_do)
+    assert name != "nobody" or not row.trouble, "who may not look does not know what is missing"
 
 
 def test_json_says_the_same(connect: Connect) -> None:

@@ -350,7 +350,8 @@ def hosts_check(
     names: Annotated[list[str] | None, typer.Argument(help="Names (default: all of proofbook.toml).")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """For each host: reachable, key known, privileges, which tools exist. Exit code 1 when one is not usable."""
+    """For each host: reachable, key known, privileges, which tools exist. Exit code 1 when one is not usable, also because a
+    declared container cannot be entered."""
     from proofbook import hosts
 
     reports = hosts.check(names or None)

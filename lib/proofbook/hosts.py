@@ -82,7 +82,8 @@ class HostAccess:
 
     @property
     def usable(self) -> bool:
-        """Whether a runbook that only looks can be run against it with full answers: reached, known, and root or sudo."""
+        """Whether a runbook that only looks can be run against it with full answers: reached, known, root or sudo, and a way
+        into every declared container."""
         return (
             self.reach is Reach.YES
             and self.host_key is HostKey.KNOWN
@@ -152,7 +153,7 @@ def _ask(spec: HostSpec, transport: Transport, timeout_s: float) -> HostAccess:
         return _failed(spec, error, Reach.KEY_REFUSED, HostKey.CHANGED)
     except LoginFailed as error:
         return _failed(spec, error, Reach.LOGIN_REFUSED, HostKey.KNOWN)
-    probe: Probe[AccessFacts] = Access()
+    probe: Probe[AccessFacts] = Access(tuple(program for container in spec.containers for program in container.programs))
     try:
         return _reached(spec, peer.host_key, drive([probe], transport.gather)[probe])
     except TransportError as error:
@@ -180,6 +181,9 @@ def _reached(spec: HostSpec, fingerprint: str, answer: Answer[AccessFacts]) -> H
             Privileges.NONE,
             facts.sudo_unknown or f"{facts.user or 'the user'} may not use sudo without a password",
         )
+    closed = [] if why_not else _closed(spec, facts)  # an ordinary login may not even see where they are
+    advice = [f"{why_not}; without root many checks can only say UNKNOWN"] if why_not else []
+    advice += ["install it there, or correct the container's kind in proofbook.toml"] if closed else []
     return HostAccess(
         spec.name,
         spec.target,
@@ -189,8 +193,20 @@ def _reached(spec: HostSpec, fingerprint: str, answer: Answer[AccessFacts]) -> H
         facts.user,
         fingerprint,
         {name: path is not None for name, path in facts.tools.items()},
-        what_to_do=f"{why_not}; without root many checks can only say UNKNOWN" if why_not else "",
+        trouble="; ".join(closed),
+        what_to_do="; ".join(advice),
     )
+
+
+def _closed(spec: HostSpec, facts: AccessFacts) -> list[str]:
+    """Which declared containers nobody can look into: what enters them is not there. All about them would be UNKNOWN."""
+    missing = {c: [p for p in c.programs if facts.tools.get(p) is None] for c in spec.containers}
+    return [
+        f"{' and '.join(gone)} {'is' if len(gone) == 1 else 'are'} not there, and container {container.name} ({container.kind}) "
+        "cannot be looked into without"
+        for container, gone in missing.items()
+        if gone
+    ]
 
 
 def _failed(spec: HostSpec, error: Exception, reach: Reach, key: HostKey) -> HostAccess:

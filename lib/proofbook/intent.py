@@ -151,12 +151,20 @@ class ContainerSpec(_Spec):
             case "nspawn":
                 return ("sh", "-c", _ENTER_NSPAWN, self.tool_id)
 
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """The programs on the machine with which a container of this kind is looked at and entered."""
+        return {"lxc": ("lxc-info", "lxc-attach"), "nspawn": ("machinectl", "systemd-run")}.get(self.kind, (self.kind,))
+
 
 class ServiceSpec(_Spec):
     """A systemd unit that should run, where, and with what in effect.
 
     ``args`` and ``environment`` are held against the RUNNING process (its argv and environ), not against the unit file: a
     unit that was edited but not restarted is found that way. ``url`` is asked from where the service runs.
+
+    ``api_key_env`` and ``api_key_file`` say where the API key is that the service demands of us: they name a variable, or a file
+    that only its owner can read, of the computer that runs proofbook. The key itself is never a value here.
     """
 
     name: str  # with its suffix: sglang-qwen.service

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from proofbook.model import command
 from proofbook.probes.access import TOOLS, Access, Login, Logins
 
 
@@ -42,10 +42,28 @@ def test_no_number_is_unknown(login: Any) -> None:
     assert "said no number" in login("nobody").unknown(Access())
 
 
-def test_only_one_question_needs_root(login: Any) -> None:
+def test_what_somebody_needs_is_looked_for_where_root_finds_it(machine: Any) -> None:
+    machine.on("id", "-u", stdout="0\n").on("id", "-un", stdout="ops\n")
+    sudo = {("id", "-u"): "0\n", ("which",): "/usr/sbin/lxc-attach\n/usr/bin/journalctl\n"}
+    answered = machine._answer
+    machine._answer = lambda c: (
+        replace(answered(c), stdout=sudo[c.argv[:2] if c.argv[0] == "id" else c.argv[:1]]) if c.root else answered(c)
+    )
+    machine.on("which", stdout="/usr/bin/journalctl\n", status=1)
+    facts = machine.value(Access(("lxc-attach", "lxc-info", "journalctl")))
+    assert (facts.tools["lxc-attach"], facts.tools["lxc-info"]) == ("/usr/sbin/lxc-attach", None)
+    assert list(facts.tools) == [*TOOLS, "lxc-attach", "lxc-info"]
+
+
+def test_a_refused_sudo_finds_nothing(login: Any) -> None:
+    facts = login("1000", stdout="/evil/pct\n", stderr="sudo: a password is required\n", status=1).value(Access())
+    assert facts.tools["pct"] == "/usr/sbin/pct"
+
+
+def test_only_root_itself_and_its_path_are_asked_as_root(login: Any) -> None:
     machine = login("0")
     machine.value(Access())
-    assert [c for c in machine.asked() if c.root] == [command("id", "-u", root=True)]
+    assert [c.argv[0] for c in machine.asked() if c.root] == ["id", "which"]
 
 
 def test_logins(machine: Any) -> None:

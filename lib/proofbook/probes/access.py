@@ -40,16 +40,22 @@ class Login:
 
 @dataclass(frozen=True)
 class Access(Probe[AccessFacts]):
-    """The login, root, and the programs that the other probes need."""
+    """The login, root, and the programs that the other probes need; ``also``: others that somebody needs there.
 
+    WHY they are looked for as root too: an ordinary login often has no /usr/sbin in its PATH, and runs them by sudo.
+    """
+
+    also: tuple[str, ...] = ()
     name: ClassVar[str] = "access.Access"
 
     def ask(self) -> Generator[Sequence[Command], Sequence[Result], AccessFacts]:
-        me, name, root, which = yield [
+        tools = tuple(dict.fromkeys((*TOOLS, *self.also)))
+        me, name, root, which, root_which = yield [
             command("id", "-u"),
             command("id", "-un"),
             command("id", "-u", root=True),
-            command("which", *TOOLS),
+            command("which", *tools),
+            command("which", *tools, root=True),
         ]
         uid = text_of(me).strip()
         if not uid.isdecimal():
@@ -60,14 +66,14 @@ class Access(Probe[AccessFacts]):
             user=text_of(name).strip(),
             sudo=is_root,
             sudo_unknown="" if is_root else said(root) or root.trouble or f"asked as root, `id -u` said {root.text.strip()!r}",
-            tools=_tools(which),
+            tools=_tools(tools, text_of(which, 0, 1), root_which.text if is_root else ""),
         )
 
 
-def _tools(which: Result) -> dict[str, str | None]:
+def _tools(wanted: Sequence[str], *printed: str) -> dict[str, str | None]:
     """``which`` prints the path of each program that it finds, and ends with 1 when it misses any."""
-    found = {path.rpartition("/")[2]: path for path in text_of(which, 0, 1).splitlines() if path.startswith("/")}
-    return {tool: found.get(tool) for tool in TOOLS}
+    found = {path.rpartition("/")[2]: path for text in printed for path in text.splitlines() if path.startswith("/")}
+    return {tool: found.get(tool) for tool in wanted}
 
 
 @dataclass(frozen=True)
