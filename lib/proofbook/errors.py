@@ -6,7 +6,8 @@
     ├── Refused                   bad input; no host was contacted (exit code 2)
     │   ├── BadParameter          a parameter is unknown, missing, mistyped or out of range
     │   ├── BadInventory          proofbook.toml cannot be used as it stands
-    │   └── NoSuchRun             the archive holds no such run
+    │   ├── NoSuchRun             the archive holds no such run
+    │   └── NotEquipped           this computer lacks the programs or the rights for the real lab (a LabError too)
     ├── StoppedAtGate             the run waits for an approval (exit code 3)
     ├── NotApproved               an act without the approval that it needs
     │   └── ApprovalUsed          the approval was used before; the machine itself says so
@@ -49,6 +50,7 @@ __all__ = [
     "LoginFailed",
     "NoSuchRun",
     "NotApproved",
+    "NotEquipped",
     "OtherMachine",
     "PlanDrifted",
     "ProofbookError",
@@ -172,3 +174,7 @@ class Sealed(RecordError):
 
 class LabError(ProofbookError):
     """The lab could not start, or was asked something that it does not know."""
+
+
+class NotEquipped(Refused, LabError):
+    """This computer lacks the programs, or the user the rights, that the real lab needs; nothing was started."""

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from proofbook.errors import LabError
+from proofbook.errors import NotEquipped
 from proofbook.lab.real.packages import KEYRING
 
 __all__ = ["SUITES", "Mirror", "apt_options", "default_suite", "mirror"]
@@ -33,7 +33,7 @@ class Mirror:
 
 
 def mirror() -> Mirror:
-    """What apt is configured for on this machine. Raises LabError when that is not Debian."""
+    """What apt is configured for on this machine. Raises NotEquipped when that is not Debian."""
     try:
         done = subprocess.run(
             ["apt-get", "indextargets", "--format", "$(SITE) $(RELEASE) $(COMPONENT)", "Created-By: Packages"],
@@ -42,7 +42,9 @@ def mirror() -> Mirror:
             check=True,
         )
     except (OSError, subprocess.CalledProcessError) as error:
-        raise LabError(f"apt does not say where packages come from: {error}", hint="the real lab is built on Debian") from error
+        raise NotEquipped(
+            f"apt does not say where packages come from: {error}", hint="the real lab is built on Debian"
+        ) from error
     return _mirror_of(line.split() for line in done.stdout.splitlines())
 
 
@@ -53,7 +55,7 @@ def _mirror_of(rows: Iterable[list[str]]) -> Mirror:
             sites.setdefault(row[1], row[0])
     known = tuple(suite for suite in SUITES if suite in sites)
     if not known:
-        raise LabError(
+        raise NotEquipped(
             f"apt is configured for no Debian release that the lab knows ({', '.join(SUITES)})",
             hint="add a Debian mirror of bookworm or trixie to apt's sources and run apt-get update",
         )

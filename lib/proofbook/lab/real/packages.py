@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Mapping
 
-from proofbook.errors import LabError
+from proofbook.errors import NotEquipped
 
 __all__ = ["BOX_TOOLS", "GUEST", "VM_TOOLS", "missing", "require", "require_root", "search_path", "tell_missing", "tool"]
 
@@ -70,11 +70,11 @@ def search_path() -> str:
 
 
 def tool(program: str) -> str:
-    """The path of a program of this machine. Raises LabError when it is missing."""
+    """The path of a program of this machine. Raises NotEquipped when it is missing."""
     found = shutil.which(program, path=_PATH)
     if found is None:
         package = {**BOX_TOOLS, **VM_TOOLS}.get(program, program)
-        raise LabError(f"{program} is missing on this machine", hint=f"apt-get install {package}")
+        raise NotEquipped(f"{program} is missing on this machine", hint=f"apt-get install {package}")
     return found
 
 
@@ -85,20 +85,20 @@ def missing(tools: Mapping[str, str]) -> dict[str, str]:
 
 
 def require(tools: Mapping[str, str], what: str) -> None:
-    """Raises LabError that names everything that is missing, and the one command that brings it."""
+    """Raises NotEquipped that names everything that is missing, and the one command that brings it."""
     lacking = missing(tools)
     if lacking:
         packages = " ".join(sorted(set(lacking.values())))
-        raise LabError(
+        raise NotEquipped(
             f"{what} needs programs that are missing here: {', '.join(sorted(lacking))}",
             hint=f"apt-get install --no-install-recommends {packages}   (Debian bookworm or trixie)",
         )
 
 
 def require_root(what: str) -> None:
-    """Raises LabError for anybody but root."""
+    """Raises NotEquipped for anybody but root."""
     if os.geteuid() != 0:
-        raise LabError(
+        raise NotEquipped(
             f"{what} needs root: it makes namespaces, mounts and control groups", hint="run it as root, e.g. with sudo"
         )
 
