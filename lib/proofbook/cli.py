@@ -16,7 +16,7 @@ from rich.segment import Segment
 from rich.table import Table
 
 from proofbook import __version__
-from proofbook.errors import BadParameter, NoSuchRun, ProofbookError, Refused
+from proofbook.errors import BadParameter, LabError, NoSuchRun, ProofbookError, Refused
 from proofbook.visible import capped, json_text, visible
 
 if TYPE_CHECKING:
@@ -416,11 +416,12 @@ def lab_list(as_json: JsonFlag = False) -> None:
 
 @lab_app.command("up")
 def lab_up(scenario: str) -> None:
-    """Start a simulated machine (or say that it runs), and how to log in to it."""
-    from proofbook.lab.sim import client
-
-    place = client.ensure(_scenario(scenario))
-    out.print(f"{'already running' if place.reused else 'started'}: {_ssh_line(place)}", markup=False)
+    """Start a simulated machine (or say that it runs), and how to log in to it. One that is down is not what was asked for."""
+    place = _place(scenario)
+    how = (
+        "already running" if place.reused else "its process was killed, and it goes on as it was" if place.resumed else "started"
+    )
+    out.print(f"{how}: {_ssh_line(place)}", markup=False)
 
 
 @lab_app.command("ssh")
@@ -429,9 +430,7 @@ def lab_ssh(scenario: str) -> None:
     import os
     import shlex
 
-    from proofbook.lab.sim import client
-
-    words = shlex.split(_ssh_line(client.ensure(_scenario(scenario))))
+    words = shlex.split(_ssh_line(_place(scenario)))
     os.execvp(words[0], words)
 
 
@@ -445,7 +444,7 @@ def lab_status(as_json: JsonFlag = False) -> None:
         print(json_text(running))
         return
     for one in running:
-        answers = "" if one["reachable"] else "  does not answer now"
+        answers = "" if one["reachable"] else f"  does not answer now{_back(one['answers_in_s'])}"
         out.print(
             f"lab:{one['scenario']}  port {one['port']}  pid {one['pid']}  boot {one['boot_id'][:12]}…  {one['now']}{answers}"
         )
@@ -464,6 +463,25 @@ def lab_reset(scenario: Annotated[str | None, typer.Argument(help="Which (defaul
 
 def _scenario(name: str) -> str:
     return name.removeprefix("lab:")
+
+
+def _place(scenario: str) -> Any:
+    """How to reach a machine, started if it did not run. Raises LabError when it is down: nobody could log in."""
+    from proofbook.lab.sim import client
+
+    place = client.ensure(_scenario(scenario))
+    if not place.reachable:
+        name = place.scenario
+        raise LabError(
+            f"lab:{name} is down{_back(place.answers_in_s)}",
+            hint=f"`proofbook lab reset {name}`, then `proofbook lab up {name}` begins with a new one"
+            + ("" if place.answers_in_s is None else ", or wait"),
+        )
+    return place
+
+
+def _back(seconds: float | None) -> str:
+    return ", and does not come back by itself" if seconds is None else f", and answers again in about {seconds:.0f} s"
 
 
 def _ssh_line(place: Any) -> str:

@@ -263,6 +263,40 @@ def test_another_host_key_is_refused_by_a_strict_client(lab: Path) -> None:
     assert b"HOST IDENTIFICATION HAS CHANGED" in refused.stderr or b"Host key verification failed" in refused.stderr
 
 
+def test_a_machine_that_is_down_is_not_said_to_run(lab: Path) -> None:
+    def up() -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "proofbook.cli", "lab", "up", "never-comes-back"], capture_output=True, text=True
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    client.reset("never-comes-back")
+    place = client.ensure("never-comes-back")
+    assert (place.reachable, place.answers_in_s) == (True, None)
+    ssh(place, "systemctl reboot")
+    until(lambda: not client.ensure("never-comes-back").reachable, "it goes down")
+    status, said = up()
+    assert status == 7 and "lab:never-comes-back is down, and does not come back by itself" in said
+    assert "proofbook lab reset never-comes-back" in said
+    pid = pid_of(place)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not _runs(pid), "its process is gone")
+    assert "is down" in up()[1], "a new process does not heal it"
+    client.reset("never-comes-back")
+    assert up()[0] == 0
+
+
+def test_a_machine_that_reboots_says_when_it_is_back(lab: Path) -> None:
+    client.reset("healthy")
+    place = client.ensure("healthy")
+    ssh(place, "systemctl reboot")
+    until(lambda: not client.ensure("healthy").reachable, "it goes down")
+    down = client.ensure("healthy")
+    assert down.answers_in_s is not None and 60 < down.answers_in_s <= 14 + 95 + 24
+    LabClock(place.state_dir).sleep(down.answers_in_s + 0.5)
+    assert client.ensure("healthy").reachable
+
+
 def test_what_is_expected_is_not_in_the_machines_folder(lab: Path) -> None:
     client.ensure("late-xid79")
     client.stop("late-xid79")

@@ -91,6 +91,8 @@ def test_a_power_cut_is_no_shutdown(fresh: Machine) -> None:
     fresh.sh("touch /var/tmp/written; journalctl --sync")
     fresh.box.power_off()
     assert not answers(fresh)
+    with pytest.raises(LabError, match="its plug was pulled"):
+        fresh.box.up()
     fresh.box.power_on()
     fresh.box.up()
     fresh.booted()

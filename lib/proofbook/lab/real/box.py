@@ -60,7 +60,7 @@ class Box:
     # ------------------------------------------------------------------------------------------ up and down
 
     def up(self, *, suite: str = "", owner: int | None = None, say: Callable[[str], None] = lambda text: None) -> Endpoint:
-        """Start it if it is not up, and wait until its sshd answers. Raises LabError.
+        """Start it if it is not up, and wait until its sshd answers. Raises LabError, also when its plug is pulled.
 
         With ``owner`` it ends when that process ends, however that happens.
         """
@@ -73,6 +73,10 @@ class Box:
             if about is None:
                 self._clear()
                 about = self._start(rootfs, owner)
+        if self.off:
+            raise LabError(
+                f"{self.name} is off: its plug was pulled", hint=f"`proofbook lab box power {self.name} on` puts it back"
+            )
         endpoint = self._endpoint(about, reused)
         self._await_ssh(endpoint)
         return endpoint
@@ -87,6 +91,11 @@ class Box:
                 Process(about["pid"], about["pid_started"]).end()
             self._clear()
         return about is not None
+
+    @property
+    def off(self) -> bool:
+        """Whether its plug is pulled: it is kept, and does not run."""
+        return self._alive() is not None and (self.home / "power-off").exists()
 
     def status(self) -> Endpoint | None:
         """How to reach it; None when it is not up."""

@@ -44,8 +44,17 @@ def _say(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def _place(endpoint: Endpoint) -> str:
-    return f"lab:{endpoint.name}  {endpoint.address}:{endpoint.port}  up since {endpoint.started_at:%Y-%m-%d %H:%M:%S}Z"
+def _place(endpoint: Endpoint, off: bool = False) -> str:
+    state = "off, its plug is pulled" if off else f"up since {endpoint.started_at:%Y-%m-%d %H:%M:%S}Z"
+    return f"lab:{endpoint.name}  {endpoint.address}:{endpoint.port}  {state}"
+
+
+def _up(one: Box | Vm, suite: str) -> None:
+    """Who asks for a machine wants it to run: one whose plug was pulled gets it back."""
+    if one.off:
+        _say(f"{one.name} was off: its plug is put back")
+        one.power_on()
+    typer.echo(_place(one.up(suite=suite, say=_say)))
 
 
 def _box(name: str) -> Box:
@@ -74,7 +83,7 @@ def _show(machines: list[Box] | list[Vm], as_json: bool, none: str) -> None:
     for one in machines:
         endpoint = one.status()
         if endpoint:
-            typer.echo(_place(endpoint))
+            typer.echo(_place(endpoint, one.off))
         elif one.leftovers:
             typer.echo(f"lab:{one.name}  was killed; `down {one.name}` clears what it left")
     if not any(one.status() for one in machines):
@@ -84,7 +93,13 @@ def _show(machines: list[Box] | list[Vm], as_json: bool, none: str) -> None:
 def _summary(one: Box | Vm) -> dict[str, object]:
     endpoint = one.status()
     port = endpoint.port if endpoint else None
-    return {"name": one.name, "up": endpoint is not None, "port": port, "leftovers": one.leftovers}
+    return {
+        "name": one.name,
+        "up": endpoint is not None and not one.off,
+        "off": one.off,
+        "port": port,
+        "leftovers": one.leftovers,
+    }
 
 
 def _login(one: Box | Vm, words: list[str], user: str) -> None:
@@ -112,7 +127,7 @@ def box_build(suite: Suite = "") -> None:
 @box_app.command("up")
 def box_up(name: BoxName = "box", suite: Suite = "") -> None:
     """Start a box, if it is not up, and say how to reach it. It ends by itself after half an hour without a connection."""
-    typer.echo(_place(_box(name).up(suite=suite, say=_say)))
+    _up(_box(name), suite)
 
 
 @box_app.command("down")
@@ -161,7 +176,7 @@ def vm_build(suite: Suite = "") -> None:
 @vm_app.command("up")
 def vm_up(name: VmName = "vm", suite: Suite = "") -> None:
     """Start a virtual machine, if it is not up, and say how to reach it. It ends after half an hour without a connection."""
-    typer.echo(_place(_vm(name).up(suite=suite, say=_say)))
+    _up(_vm(name), suite)
 
 
 @vm_app.command("down")

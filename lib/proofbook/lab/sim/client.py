@@ -76,6 +76,8 @@ class Endpoint:
     reused: bool
     started_at: datetime  # real time
     resumed: bool = False  # its process was killed, and this one went on with its state
+    reachable: bool = True  # False while it is down: nothing listens at its port
+    answers_in_s: float | None = None  # seconds of its clock until it answers again; None when it does not by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,7 @@ def ensure(scenario: str) -> Endpoint:
             data["port"] = _port_of_last_time(home)
             _start(home, data)
             about = _read_json(home / "daemon.json")
+            about = (_alive(home) if about["resumed"] else None) or about  # a new one answers
         return Endpoint(
             scenario=scenario,
             address="127.0.0.1",
@@ -182,6 +185,8 @@ def ensure(scenario: str) -> Endpoint:
             reused=reused,
             started_at=datetime.fromisoformat(about["started_at"]),
             resumed=about["resumed"],
+            reachable=about.get("answer", {}).get("reachable", True),
+            answers_in_s=about.get("answer", {}).get("answers_in_s"),
         )
 
 
@@ -231,6 +236,7 @@ def status() -> list[dict[str, Any]]:
                     "started_at": about["started_at"],
                     "now": now,
                     "reachable": answer["reachable"],
+                    "answers_in_s": answer["answers_in_s"],
                     "boot_id": answer["boot_id"],
                     "requested_boots": answer["requested_boots"],
                     "connections": answer["connections"],

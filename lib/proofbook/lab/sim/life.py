@@ -232,6 +232,25 @@ class Life:
 
     # -------------------------------------------------------------------------------------------- boot
 
+    def answers_in_s(self) -> float | None:
+        """Seconds until a machine that is down answers again; None when it will not, or when it answers now."""
+        m = self.machine
+        coming = {e.kind: e.at - self.now for e in reversed(m.events)}
+        if m.reachable:
+            return None
+        if "ssh_up" in coming:
+            return coming["ssh_up"]
+        if "power_on" in coming:
+            return coming["power_on"] + m.timing.kernel_to_ssh_s
+        going_down = [coming[kind] for kind in ("halt", "power_lost") if kind in coming]
+        return (
+            going_down[0] + self._off_s() + m.timing.kernel_to_ssh_s if going_down and not m.fault("never-comes-back") else None
+        )
+
+    def _off_s(self) -> float:
+        slow = self.machine.fault("slow-boot")
+        return self.machine.timing.firmware_s + (float(slow.parameters["seconds"]) if slow else 0.0)
+
     def request_reboot(self) -> None:
         """What ``systemctl reboot`` sets going."""
         m = self.machine
@@ -322,8 +341,7 @@ class Life:
         for system in m.systems():
             _blank(system)
         if not m.fault("never-comes-back"):
-            slow = m.fault("slow-boot")
-            self.at(self.now + m.timing.firmware_s + (float(slow.parameters["seconds"]) if slow else 0.0), "power_on")
+            self.at(self.now + self._off_s(), "power_on")
 
     def on_power_on(self) -> None:
         """The kernel starts. Faults of this boot take hold of the hardware first, as it is the hardware that is broken."""

@@ -430,6 +430,7 @@ class Server:
                     "pid": os.getpid(),
                     "now": self.clock.now(),
                     "reachable": self.machine.reachable,
+                    "answers_in_s": self.life.answers_in_s(),
                     "boot_id": self.machine.boot.id,
                     "requested_boots": self.machine.requested_boots,
                     "connections": len(self._connections),
