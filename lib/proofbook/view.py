@@ -848,7 +848,7 @@ def _matrix_axes(axes: Axes, gpus: Sequence[str], title: str) -> None:
 def pairs_over_runs(runs: Sequence[tuple[str, Mapping[str, Any]]], *, title: str = "") -> Picture:
     """The matrix of each run, three in a row. ``runs`` are (name, value as for :func:`p2p_pairs_chart`).
 
-    A hatched cell is a pair whose clean log would prove nothing.
+    A cell with a hatched edge is a pair whose clean log would prove nothing.
     """
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
@@ -870,10 +870,8 @@ def pairs_over_runs(runs: Sequence[tuple[str, Mapping[str, Any]]], *, title: str
             _pair_cell(axes, *place, sign + (" F" if faulted else ""), colour, on_dark)
             seen |= {cell["state"]} | ({"F"} if faulted else set())
             if cell["silence"] and cell["state"] not in ("not run", "advertised"):
-                corner = (place[1] - 0.48, place[0] - 0.48)
-                axes.add_patch(
-                    Rectangle(corner, 0.96, 0.96, fill=False, hatch="////", edgecolor="#ffffff", linewidth=0, alpha=0.6)
-                )
+                corner = (place[1] - 0.48, place[0] + 0.24)  # the lower edge: the sign above it stays readable
+                axes.add_patch(Rectangle(corner, 0.96, 0.24, fill=False, hatch="////", edgecolor="#ffffff", linewidth=0))
                 seen.add("silent")
         _matrix_axes(axes, gpus, "\n".join(textwrap.fill(line, 42) for line in name.splitlines()))
         states = [cell["state"] for cell in value["cells"]]
@@ -885,9 +883,10 @@ def pairs_over_runs(runs: Sequence[tuple[str, Mapping[str, Any]]], *, title: str
     for axes in list(panels)[len(runs) :]:
         axes.set_axis_off()
     legend = [f"{sign} {state}" for state, (sign, _, _) in _PAIR_STATES.items() if state in seen]
-    legend += ["F beside it: a fault of the pair in the kernel's log"] if "F" in seen else []
-    legend += ["hatched: its clean log proves nothing"] if "silent" in seen else []
-    figure.supxlabel(textwrap.fill("     ".join(legend), 120), fontsize=9, x=0.01, ha="left")
+    notes = ["F beside it: a fault of the pair in the kernel's log"] if "F" in seen else []
+    notes += ["hatched edge: its clean log proves nothing"] if "silent" in seen else []
+    below = "\n".join("     ".join(entries) for entries in (legend, notes) if entries)
+    figure.supxlabel(below, fontsize=9, x=0.01, ha="left")
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     return Picture(_png(figure), "\n".join(words))
 
@@ -1022,7 +1021,8 @@ _TYPE_COLOURS = {"identity": ("#27477a", True), "DMA-FQ": ("#d3e8df", False), "D
 def boots_over_time(boots: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], *, title: str = "") -> Picture:
     """Steps of several boots, one panel a boot, on one scale of seconds since the kernel started.
 
-    ``boots`` are (label, steps); a step has ``label``, ``at_s`` (None: nobody saw it), ``held`` (None: not known) and ``text``.
+    ``boots`` are (label, steps); a step has ``label``, ``at_s`` (None: nobody saw it), ``held`` (None: not known) and ``note``,
+    a few words.
     """
     from matplotlib.figure import Figure
 
@@ -1035,13 +1035,16 @@ def boots_over_time(boots: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], *,
         for row, step in enumerate(steps):
             marker, colour, said = _HELD_MARKS[step["held"]]
             at = step["at_s"]
-            words.append(f"{name}, {step['label']}: {said}" + (f" at {at:.2f} s" if at is not None else ""))
+            note = f": {step['note']}" if step["note"] else ""
+            words.append(f"{name}, {step['label']}: {said}" + (f" at {at:.2f} s{note}" if at is not None else ""))
             if at is None:
                 axes.annotate("not seen", (0.02, row), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=colour)
                 continue
             used.add(step["held"])
             axes.plot([at], [row], marker, color=colour, ms=7, zorder=3)
-            axes.annotate(f"{at:.2f} s" if at < 100 else f"{at:.0f} s", (at, row), xytext=(9, 0), va="center", **_BESIDE)
+            axes.annotate(
+                f"{at:.2f} s{note}" if at < 100 else f"{at:.0f} s{note}", (at, row), xytext=(9, 0), va="center", **_BESIDE
+            )
         axes.set_yticks(range(len(steps)), [step["label"] for step in steps], fontsize=8)
         axes.set_ylim(len(steps) - 0.4, -0.6)
         axes.set_title(name, fontsize=9, loc="left")

@@ -6,7 +6,7 @@ that are in a record, by the same rule as in the run. A boot that nobody saw pro
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -66,7 +66,8 @@ class Step:
     """One line of an experiment, and what it proves.
 
     ``at_s``: seconds since the kernel of its boot started; None where nobody saw it. ``held`` None: not seen, or not known.
-    ``says``: who says it: the program, the kernel, sysfs, nvidia-smi, the run.
+    ``says``: who says it: the program, the kernel, sysfs, nvidia-smi, the run. ``about``: the one GPU that it is of, "" for more.
+    ``error``: of a first error its class, and its code where it has one.
     """
 
     boot: str
@@ -76,6 +77,8 @@ class Step:
     text: str
     held: bool | None
     proves: str
+    about: str = ""
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +149,10 @@ class Experiment:
     def _boot(self, label: str, boot_id: str) -> Boot:
         # WHY not all of them: only boot A's kernel log is needed, and reading one takes long.
         probes = PROBES if label == "boot A" else (Machine(), *RESTORED)
-        seen = self.reading.look(probes, [e for e in self.record.evidence if e["boot_id"] == boot_id])
-        return Boot(label, boot_id, seen)
+        # WHY none of a further part: after a reset a GPU of boot A is not as that boot had left it.
+        later = {step["step"] for step in self.record.steps if step["verb"] == "further"}
+        evidence = [e for e in self.record.evidence if e["boot_id"] == boot_id and e["step"] not in later]
+        return Boot(label, boot_id, self.reading.look(probes, evidence))
 
     @cached_property
     def trial(self) -> Trial | None:
@@ -213,10 +218,10 @@ class Experiment:
                 number, was = log.groups.get(pci, (None, "?"))
                 text = f"group {number} of {pci}: {was} before, {log.wanted} now"
                 proves = "the kernel says so itself: a write that returns no error proves nothing"
-                yield said(_SET, log.set[pci], "the program", text, True, proves)
+                yield said(_SET, log.set[pci], "the program", text, True, proves, pci)
             else:
                 text = f"{pci}: {log.refused.get(pci) or log.trouble or 'nothing is said of it'}"
-                yield said(_SET, log.began_s, "the program", text, False, "this boot is no experiment")
+                yield said(_SET, log.began_s, "the program", text, False, "this boot is no experiment", pci)
 
     def _loaded(self, boot: Boot, trial: Trial) -> Step:
         said = partial(Step, "boot A", _LOADED)
@@ -234,7 +239,7 @@ class Experiment:
         held = gpu.iommu_type == "identity" and gpu.driver == "nvidia"
         text = f"{gpu.pci}: {gpu.iommu_type or 'no type'}, bound to {gpu.driver or 'no driver'}"
         proves = f"the driver {'tried it' if held else 'did not try it'} in the experiment's state"
-        return Step("boot A", _BOUND, boot.looked_s, "sysfs", text, held, proves)
+        return Step("boot A", _BOUND, boot.looked_s, "sysfs", text, held, proves, gpu.pci)
 
     def _start_of(self, gpu: GpuBoot, boot: Boot) -> Step:
         said, first = partial(Step, "boot A", _START), gpu.first
@@ -242,12 +247,12 @@ class Experiment:
             where = (
                 "in the identity domain" if gpu.iommu_type == "identity" else f"with its group {gpu.iommu_type or 'of no type'}"
             )
-            return said(boot.looked_s, "nvidia-smi", f"{gpu.pci}: started", True, f"it starts {where}")
+            return said(boot.looked_s, "nvidia-smi", f"{gpu.pci}: started", True, f"it starts {where}", gpu.pci)
         if first is not None:
-            return said(first.at_s, "the kernel", first.text, False, _KINDS[first.kind])
+            return said(first.at_s, "the kernel", first.text, False, _KINDS[first.kind], gpu.pci, _class_of(first))
         known = gpu.started is not None
         text = f"{gpu.pci}: {'not started' if known else 'not known'}"
-        return said(boot.looked_s, "nvidia-smi", text, False if known else None, "nothing: no line says why")
+        return said(boot.looked_s, "nvidia-smi", text, False if known else None, "nothing: no line says why", gpu.pci)
 
     def _control(self, boot: Boot, trial: Trial) -> Step:
         before = Before(tuple(GpuBoot(pci, str(kind), "", bool(up)) for pci, (kind, up) in self.before.items()))
@@ -313,7 +318,7 @@ class Experiment:
     @property
     def timeline(self) -> Shown:
         """Line by line: when, who says it, and what it proves."""
-        rows = [(s.boot, _seconds(s.at_s), s.says, s.text, _HELD[s.held], s.proves) for s in self.steps]
+        rows = [(_brief(s.boot), _seconds(s.at_s), s.says, s.text, _HELD[s.held], s.proves) for s in self.steps]
         note = "Seconds are since the kernel of that boot started."
         # A boot that nobody saw answers none of its questions, which is one line.
         return table(("boot", "s", "says", "line", "held", "what it proves"), list(dict.fromkeys(rows)), note=note)
@@ -367,6 +372,11 @@ class Experiment:
 
 _HELD = {True: "yes", False: "NO", None: "not seen"}
 _RESTORED = {False: "yes, it was seen to be", True: "NO: it is DAMAGED", None: "NOT SEEN: nobody could look"}
+
+
+def _brief(label: str) -> str:
+    """``A`` of ``boot A``, for the column that is called boot."""
+    return label.removeprefix("boot ")
 
 
 def _cell(kind: str | None, up: bool | None) -> str:
@@ -428,7 +438,23 @@ def _parts(text: str) -> list[tuple[str, str]]:
 
 
 def _drawn(steps: Sequence[Step]) -> list[dict[str, Any]]:
-    return [{"boot": s.boot, "label": s.question, "at_s": s.at_s, "held": s.held, "text": s.text} for s in steps]
+    """For the picture. A question that is answered for several GPUs is one row each."""
+    many = Counter((s.boot, s.question) for s in steps)
+    return [
+        {
+            "boot": s.boot,
+            "label": f"{s.question}: {s.about}" if s.about and many[s.boot, s.question] > 1 else s.question,
+            "at_s": s.at_s,
+            "held": s.held,
+            "note": s.error,
+        }
+        for s in steps
+    ]
+
+
+def _class_of(first: FirstError) -> str:
+    """``fsp, 0x177``; an Xid's number is no code of the firmware, and is in the line."""
+    return str(first.kind) + (f", {first.code}" if first.code.startswith("0x") else "")
 
 
 # -------------------------------------------------------------------------------------------------- many runs
@@ -485,7 +511,7 @@ class Experiments:
     @property
     def proofs(self) -> Shown:
         """Every question of every boot, and how each experiment answers it."""
-        rows = [(boot, question, *(_answered(e, boot, question) for e in self.runs)) for boot, question in QUESTIONS]
+        rows = [(_brief(boot), question, *(_answered(e, boot, question) for e in self.runs)) for boot, question in QUESTIONS]
         return table(("boot", "question", *(f"{e.record.conclusion_word} ({e.tail})" for e in self.runs)), rows)
 
     @property
@@ -498,9 +524,11 @@ class Experiments:
         """What each conclusion holds for: what they share, and what differs between them."""
         parts = {e.tail: [p.strip() for p in str(e.conclusion.get("scope", "")).split("; ") if p.strip()] for e in self.runs}
         shared = [p for p in next(iter(parts.values())) if all(p in said for said in parts.values())]
-        rows = [(e.name, "; ".join(p for p in parts[e.tail] if p not in shared)) for e in self.runs]
+        rows = [(e.name, e.record.machine_id[:8], "; ".join(p for p in parts[e.tail] if p not in shared)) for e in self.runs]
         return table(
-            ("experiment", "holds for"), rows, note=f"All of them: {'; '.join(shared)}." if shared else "They share nothing."
+            ("experiment", "machine-id", "holds for"),
+            rows,
+            note=f"All of them: {'; '.join(shared)}." if shared else "They share nothing.",
         )
 
     @property
@@ -528,17 +556,6 @@ def _answered(experiment: Experiment, boot: str, question: str) -> str:
         found = [s for s in steps if s.held is held]
         if found:
             at = f" at {_seconds(found[0].at_s)} s" if held is True and found[0].at_s is not None and found[0].at_s < 60 else ""
-            kind = _kind_of(experiment, question) if held is False else ""
-            return _HELD[held] + at + (f": {kind}" if kind else "")
+            error = ", ".join(dict.fromkeys(s.error for s in found if s.error))
+            return _HELD[held] + at + (f": {error}" if error else "")
     return "not asked"
-
-
-def _kind_of(experiment: Experiment, question: str) -> str:
-    """The class of the first error, for the question whether the treated GPUs start."""
-    trial = experiment.trial
-    if question != _START or trial is None:
-        return ""
-    firsts: list[FirstError] = [g.first for g in trial.treated if g.first is not None]
-    return ", ".join(
-        dict.fromkeys(f"{f.kind}, {f.code}" if f.code and not re.fullmatch(r"\d+", f.code) else str(f.kind) for f in firsts)
-    )

@@ -228,7 +228,7 @@ class PairRun:
         who = [f"{_asking(f)}: {self._printed(f)}" for f in faults]
         printed = sum(self._printed(f) for f in faults)
         suppressed = self._suppressed({f.window for f in faults})
-        how = list(dict.fromkeys(f.how for f in faults))
+        how = dict.fromkeys(part for f in faults for part in f.how.split("; "))
         return " to ".join(pair), "; ".join(who), printed, suppressed, printed + suppressed, "; ".join(how)
 
     def _together_row(self, window: WindowVerdict) -> tuple[Any, ...]:
@@ -465,7 +465,8 @@ class Matrices:
         """Each run against the one before it on the same machine: which pairs changed, in what, and what else differed."""
         rows = []
         for run, other in self._steps():
-            rows += self._against(run, other)
+            first, *more = self._against(run, other)
+            rows += [first, *((*row[:2], "as above", *row[3:]) for row in more)]
         alone = [r.name for r in self.runs if r not in {run for run, _ in self._steps()}]
         note = f"With nothing before it on its machine: {'; '.join(alone)}." if alone else ""
         return table(("run", "against", "also differs", "pairs", "in what"), rows, note=note)
@@ -587,7 +588,7 @@ def _blind(run: PairRun) -> Iterator[tuple[str, str]]:
         elif cell["silence"]:
             silent.setdefault(cell["silence"], []).append(pair)
     for why, pairs in untried.items():
-        yield "not run", f"{'; '.join(' to '.join(pair) for pair in pairs)}: {why}"
+        yield "not run", f"{'; '.join(' to '.join(pair) for pair in pairs)} ({why})"
     for why, pairs in silent.items():
         who = "every pair that ran" if len(pairs) > 1 else " to ".join(pairs[0])
         yield "no fault could be logged", f"{why}: the clean log of {who} proves nothing"
