@@ -633,6 +633,56 @@ def test_a_run_whose_lease_was_broken_suspends_nothing(tmp_path: Path) -> None:
     assert "its guard on the machine takes it back" in s.events("run.closing")[0]["data"]["summary"]
 
 
+@dataclass(frozen=True)
+class Louder:
+    """A further part of a change."""
+
+    title: str = "Say it louder"
+
+    def act(self, plan: Plan, hands: Any, tell: Callable[[str], None]) -> Applied:
+        hands.act("louder", command("shout", str(plan.pre_state["word"])))
+        return Applied(plan, "done", "said louder")
+
+
+def test_a_further_part_acts_under_the_same_approval_and_leaves_the_decision_open(tmp_path: Path) -> None:
+    lease = Lease()
+    s, applied = changed(tmp_path, Guarded("new"), custody=lease)
+    went = s.run.further(applied, Louder())
+    assert went is not None and went.summary == "said louder"
+    assert s.run.further(applied, Louder()) is went, "said again it touches nothing"
+    assert [argv for argv in s.machine.asked if argv[0] == "shout"] == [("shout", "old")]
+    assert lease.said == ["take r1", "hold"]
+    assert {e["data"]["digest"] for e in s.events("act.intent")} == {applied.plan.digest}
+    s.run.close()
+    assert s.run.status is RunStatus.ROLLED_BACK  # nobody decided, so it is taken back
+
+
+def test_there_may_be_no_further_part(tmp_path: Path) -> None:
+    s, applied = changed(tmp_path, Guarded("new"))
+    assert s.run.further(applied, None) is None
+
+
+def test_a_further_part_acts_only_on_what_is_in_effect_under_guard(tmp_path: Path) -> None:
+    s, applied = changed(tmp_path, Guarded("new"), mode="live")
+    other = setting(tmp_path / "other", mode="live")
+    with pytest.raises(NotApproved, match="not in effect under guard"):
+        other.run.further(applied, Louder())
+    assert not [argv for argv in other.machine.asked if argv[0] == "shout"]
+    s.run.confirm(applied, TAKE_BACK)
+    with pytest.raises(NotApproved, match="not in effect under guard"):
+        s.run.further(applied, Louder())
+    assert not [argv for argv in s.machine.asked if argv[0] == "shout"]
+
+
+def test_a_run_whose_lease_was_broken_goes_no_further(tmp_path: Path) -> None:
+    lease = Lease()
+    s, applied = changed(tmp_path, Guarded("new"), custody=lease)
+    lease.held_by = "r7"
+    with pytest.raises(LeaseHeld):
+        s.run.further(applied, Louder())
+    assert not [argv for argv in s.machine.asked if argv[0] == "shout"]
+
+
 def test_closing_without_a_decision_takes_the_change_back(tmp_path: Path) -> None:
     s, _ = changed(tmp_path, Guarded("new"))
     s.run.close()

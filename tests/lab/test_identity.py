@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from proofbook.checks.identity.evidence import first_error
 from proofbook.checks.identity.rule import Kind
 from proofbook.lab.sim import scenario
 from proofbook.lab.sim.changing import Change, Disk
+from proofbook.model import Result
+from proofbook.remote.gpu_reset import ResetLog, parse_reset, reset_command
 from proofbook.remote.guard import stage_request
 from proofbook.remote.iommu_identity import FLAG, IDENTITY, LOG, PATHS, PROGRAM, PULL, UNIT, UNIT_PATH, parse_log, pull, unit
 from proofbook.signatures import LogContext, LogLine, judge
@@ -43,7 +46,7 @@ def kind(machine: Bench, pci: str) -> str:
 
 
 def test_each_scenario_says_how_the_experiment_ends() -> None:
-    assert len(ABOUT) == 10
+    assert len(ABOUT) == 13
     said = {scenario.load(n).expect["iommu-identity-experiment"].conclusion for n in ABOUT}
     assert said == {"blocked", "supported", "inconclusive"}
 
@@ -144,6 +147,56 @@ def test_an_older_kernel_refuses_a_group_of_several_and_says_so() -> None:
     log = parse_log(machine.say(f"cat {LOG}"))
     assert log.end == "partly" and log.refused[ONE] == "the kernel refused the write: Invalid argument; its type is DMA-FQ"
     assert "iommu: Cannot change default domain: Group has more than one device" in machine.say("dmesg")
+
+
+def refused_in_boot_a(name: str) -> Bench:
+    """A machine in boot A, whose GPU does not start there."""
+    machine = laid_down(name, ONE)
+    machine.reboot(WHOLE_BOOT)
+    assert machine.say("nvidia-smi -L | wc -l") == "3\n"
+    return machine
+
+
+def attempt(machine: Bench, method: str, address: str = ONE) -> ResetLog:
+    command = reset_command(address, method)
+    answer = machine.argv(*command.argv)
+    return parse_reset(Result(command, answer.status, answer.stdout, answer.stderr, datetime.now(UTC), 1.0))
+
+
+def test_a_reset_that_changes_nothing_lets_the_driver_fail_again() -> None:
+    machine = refused_in_boot_a("identity-reset-stays")
+    before = machine.say("dmesg").count("Error code: 0x177")
+    log = attempt(machine, "flr")
+    assert (log.done, log.errors, log.driver) == (("unbind", "method", "reset", "put-back", "bind"), {}, "nvidia")
+    assert log.listed == log.listed_after == ("flr", "bus") and not log.lost
+    assert machine.say("dmesg").count("Error code: 0x177") == before + 1
+    assert machine.say("nvidia-smi -L | wc -l") == "3\n" and kind(machine, ONE) == "identity"
+    assert attempt(machine, "cxl_bus").refused == "cxl_bus is not in its reset_method (flr bus)"
+    assert machine.unknown == []
+
+
+def test_a_reset_that_clears_lets_the_gpu_start_in_this_boot_and_no_longer() -> None:
+    machine = refused_in_boot_a("identity-reset-clears")
+    attempt(machine, "flr")
+    assert machine.say("nvidia-smi -L | wc -l") == "3\n"
+    attempt(machine, "bus")
+    assert machine.say("nvidia-smi -L | wc -l") == "4\n" and kind(machine, ONE) == "identity"
+    machine.reboot(WHOLE_BOOT)
+    assert machine.say("nvidia-smi -L | wc -l") == "4\n" and kind(machine, ONE) == "DMA-FQ"
+
+
+def test_a_reset_that_kills_leaves_a_gpu_that_a_reboot_does_not_find() -> None:
+    machine = refused_in_boot_a("identity-reset-kills")
+    log = attempt(machine, "flr")
+    assert log.lost and (log.vendor_before, log.vendor_after, log.driver) == ("0x10de", "0xffff", "")
+    assert log.errors == {"reset": "ENOTTY (Inappropriate ioctl for device)"}
+    assert machine.say(f"cat /sys/bus/pci/devices/{ONE}/vendor") == "0x10de\n"  # what the kernel once read
+    assert "not ready 65535ms after FLR; giving up" in machine.say("dmesg")
+    assert attempt(machine, "bus").refused.startswith("it reads as all ones already")
+    for _ in range(2):
+        machine.reboot(WHOLE_BOOT)
+        assert machine.run(f"cat /sys/bus/pci/devices/{ONE}/vendor").status != 0
+        assert machine.say("lspci -d 10de: | wc -l") == "3\n"
 
 
 def test_its_guard_takes_the_files_back_and_reboots() -> None:

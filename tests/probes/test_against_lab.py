@@ -27,7 +27,7 @@ from proofbook.probes.kernel_log import KernelLog
 from proofbook.probes.memory import GpuMemory, GpuProcesses, PageCache
 from proofbook.probes.nvidia import ComputeApps, Driver, Gpus
 from proofbook.probes.p2p import PeerConfig, Topology
-from proofbook.probes.pci import AerCounters, PciDevices
+from proofbook.probes.pci import AerCounters, PciDevices, ResetMethods
 from proofbook.probes.service import Endpoint
 from proofbook.probes.sglang import (
     Checkpoint,
@@ -66,6 +66,7 @@ def ask_everything(scenario: str) -> Answers:
     containers = {c.name: c for c in spec.containers}
     asked: list[Probe[Any]] = [
         *(Machine(), Boots(), KernelLog(), KernelLog("-1"), Journald(), PciDevices(), AerCounters(), IommuGroups()),
+        ResetMethods(),
         *(Driver(), Gpus(), ComputeApps(), FailedUnits(), RunningServices(), Services(), SystemState(), Access(), Logins()),
     ]
     for container in containers.values():

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from proofbook.probes.iommu import IommuGroup, IommuGroups
-from proofbook.probes.pci import AerCounters, AerTotals, LinkFacts, PciDevices
+from proofbook.probes.pci import AerCounters, AerTotals, LinkFacts, PciDevices, ResetMethods
 
 BASE = "/sys/bus/pci/devices"
 GROUPS = "/sys/kernel/iommu_groups"
@@ -102,6 +102,19 @@ def test_no_aer_counters_is_an_answer_but_no_bus_is_not(machine: Any) -> None:
     assert "shows no PCI device" in machine.unknown(AerCounters())
     plug(machine, "0000:41:00.0")
     assert machine.value(AerCounters()) == {}
+
+
+def test_how_devices_may_be_reset(machine: Any) -> None:
+    plug(machine, "0000:41:00.0", {"reset_method": "flr bus"})
+    plug(machine, "0000:42:00.0")
+    assert machine.value(ResetMethods()) == {"0000:41:00.0": ("flr", "bus"), "0000:42:00.0": ()}
+
+
+def test_how_devices_may_be_reset_is_unknown_where_it_cannot_be_read(machine: Any) -> None:
+    assert "shows no PCI device" in machine.unknown(ResetMethods())
+    plug(machine, "0000:41:00.0")
+    machine.unreadable[f"{BASE}/0000:41:00.0/reset_method"] = "Permission denied"
+    assert "0000:41:00.0 may be reset" in machine.unknown(ResetMethods())
 
 
 def test_iommu_groups(machine: Any) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 from proofbook import changes, procedures
-from proofbook.changes.iommu_identity import IommuIdentity
+from proofbook.changes.iommu_identity import RISK, IommuIdentity
 from proofbook.checks.identity.rule import Before, Function, GpuBoot
 from proofbook.errors import BadParameter
 from proofbook.inventory import HostSpec
-from proofbook.model import Identity, Seen
+from proofbook.model import Identity, Observation, Plan, Seen
+from proofbook.probes.pci import ResetMethods
 from proofbook.remote.iommu_identity import PATHS, PROGRAM
 
 ONE, TWO, AUDIO = "0000:01:00.0", "0000:41:00.0", "0000:01:00.1"
@@ -32,6 +35,10 @@ def test_which_gpus_may_be_named(gpus: str) -> None:
         ("guard_minutes", 30.0),
         ("approved", "yes"),
         ("settle_minutes", -1.0),
+        ("reset_methods", "flr,bus"),
+        ("reset_methods", "flr flr"),
+        ("reset_methods", "flr /sys"),
+        ("reset_methods", "FLR"),
     ],
 )
 def test_what_is_not_usable_is_refused(name: str, value: object) -> None:
@@ -48,6 +55,15 @@ def test_what_does_not_fit_the_host_is_refused() -> None:
 
 def test_the_console_is_not_confirmed_unless_somebody_says_so() -> None:
     assert PROCEDURE.validate({"host": "gpu01"}).console_confirmed is False
+
+
+def test_no_reset_is_asked_for_unless_somebody_says_so_twice() -> None:
+    assert PROCEDURE.validate({"host": "gpu01"}).resets == ()
+    asked = PROCEDURE.validate({"host": "gpu01", "reset_methods": "flr  bus"})
+    assert asked.resets == ("flr", "bus")
+    with pytest.raises(BadParameter, match="dead until the power is cut"):
+        PROCEDURE.accepts(asked, HostSpec(name="gpu01"))
+    PROCEDURE.accepts(asked.model_copy(update={"reset_may_kill": True}), HostSpec(name="gpu01"))
 
 
 def test_the_lease_outlives_the_guard_and_both_boots() -> None:
@@ -106,3 +122,44 @@ def test_a_stored_plan_knows_the_functions_that_must_be_back() -> None:
     assert isinstance(change, IommuIdentity)
     assert [g.functions for g in change.before.gpus] == [g.functions for g in WITH_AUDIO.gpus]
     assert change.addresses == (ONE, AUDIO)
+
+
+def with_resets(listed: dict[str, tuple[str, ...]], *methods: str) -> Plan:
+    look = Seen([Observation(ResetMethods(), listed, "", datetime(2026, 3, 9, tzinfo=UTC), "a1" * 16)])
+    return IommuIdentity((ONE,), BEFORE, reset_methods=methods).plan(look, HOST)
+
+
+def test_a_plan_lists_each_reset_and_what_it_may_cost() -> None:
+    plan = with_resets({ONE: ("flr", "bus"), TWO: ("flr",)}, "bus", "cxl_bus")
+    assert [a.what.split(" (")[0] for a in plan.actions[3:]] == [f"in boot A, only if {ONE} does not start: reset it by bus"]
+    assert RISK in plan.cannot_undo
+    assert f"cxl_bus on {ONE}: NOT TRIED (it is not in its reset_method (flr bus))" in plan.facts
+    assert plan.settings["resets"] == {ONE: ["bus"]}  # nothing of the control
+    assert any("the listed resets once each" in fact for fact in plan.facts)
+
+
+def test_a_plan_without_resets_has_none_and_says_so() -> None:
+    plan = IommuIdentity((ONE,), BEFORE).plan(Seen(), HOST)
+    assert len(plan.actions) == 3 and RISK not in plan.cannot_undo and "resets" not in plan.settings
+    assert any("no reset of a GPU" in fact for fact in plan.facts)
+
+
+def test_where_nothing_that_was_asked_for_is_listed_nothing_is_at_risk() -> None:
+    plan = with_resets({ONE: ("pm",)}, "flr")
+    assert len(plan.actions) == 3 and RISK not in plan.cannot_undo
+    assert any("flr on 0000:01:00.0: NOT TRIED" in fact for fact in plan.facts)
+    unseen = IommuIdentity((ONE,), BEFORE, reset_methods=("flr",)).plan(Seen(), HOST)
+    assert len(unseen.actions) == 3 and any("NOT TRIED" in fact for fact in unseen.facts)
+
+
+def test_the_approval_is_of_the_resets_and_of_what_the_machine_lists() -> None:
+    both: dict[str, tuple[str, ...]] = {ONE: ("flr", "bus")}
+    plans = [
+        with_resets(both, "flr"),
+        with_resets(both, "bus"),
+        with_resets(both, "flr", "bus"),
+        with_resets(both, "bus", "flr"),
+        with_resets({ONE: ("flr", "bus", "pm")}, "flr"),
+        IommuIdentity((ONE,), BEFORE).plan(Seen(), HOST),
+    ]
+    assert len({plan.digest for plan in plans}) == len(plans)

@@ -37,6 +37,9 @@ BECAUSE = {
     "identity-restore-fails": "DAMAGED",
     "identity-with-audio": "started with its group in the identity domain",
     "identity-old-kernel": "the kernel refused the write: Invalid argument; its type is DMA-FQ",
+    "identity-reset-stays": "its FSP refused first (code 0x177)",
+    "identity-reset-clears": "but after a reset in the same boot (0000:01:00.0 by bus) it started, still in the identity domain",
+    "identity-reset-kills": "a reset lost 0000:01:00.0 by flr: cut the power, a reboot does not bring it back",
 }
 #: What a failed finding must say besides.
 FAILS = {
@@ -45,6 +48,7 @@ FAILS = {
     "identity-never-back": "NOT SEEN TO BE RESTORED",
     "identity-restore-fails": "NOT RESTORED: it does not start any more",
     "identity-old-kernel": "DMA-FQ, not identity",
+    "identity-reset-kills": "NOT RESTORED: the type of its group is no type, before DMA-FQ; it does not start any more",
 }
 
 
@@ -161,12 +165,73 @@ def warned_and_put_back(record: RunRecord) -> None:
     assert record.summary.endswith("the machine is as it was.")
 
 
+def resets(record: RunRecord) -> dict[tuple[str, str], list[Any]]:
+    """(GPU, method) to what came of it: the word, what was seen, vendor before and after, driver after, first error after."""
+    (table,) = [t for t in record.tables if t["name"] == "resets"]
+    return {(row[0], row[1]): row[2:] for row in table["rows"]}
+
+
+def reset_acts(record: RunRecord) -> list[str]:
+    """The resets that were sent to the machine, each journaled before it was."""
+    acts = [act["what"] for plan in record.plans for act in plan["acts"] if act["what"].startswith("reset ")]
+    (boot_b,) = [t["ts"] for t in record.timeline if t["text"].startswith("Acting: boot B")]
+    assert all(t["ts"] < boot_b for t in record.timeline if t["text"].startswith("Acting: reset"))
+    return acts
+
+
+def not_verified_of_resets(record: RunRecord) -> str:
+    (note,) = [n["text"] for n in record.notes if n["kind"] == "not-verified" and n["title"] == "resets"]
+    return str(note)
+
+
+def stays(record: RunRecord) -> None:
+    came = resets(record)
+    word, why, *more, first = came[("0000:01:00.0", "flr")]
+    assert (word, more) == ("did not clear", ["0x10de", "0x10de", "nvidia"])
+    assert "Error code: 0x177" in first and first in why
+    assert came[("0000:01:00.0", "cxl_bus")][:2] == ["NOT TRIED", "it is not in its reset_method (flr bus)"]
+    assert "cxl_bus on 0000:01:00.0: NOT TRIED" in not_verified_of_resets(record)
+    (plan,) = record.plans
+    assert [a["what"] for a in plan["actions"] if "reset it by" in a["what"]] == [plan["actions"][3]["what"]]
+    assert any("A RESET CAN KILL" in text for text in plan["cannot_undo"])
+    listed = [f for f in record.findings if f["check"] == "identity.ResetsListed"]
+    assert [f["verdict"] for f in listed] == ["PASS", "NOT_CHECKED"]
+    assert len(reset_acts(record)) == 1
+
+
+def clears(record: RunRecord) -> None:
+    came = resets(record)
+    assert [came[("0000:01:00.0", m)][0] for m in ("flr", "bus")] == ["did not clear", "cleared"]
+    assert "bus on 0000:01:00.0: cleared" in not_verified_of_resets(record)
+    assert len(reset_acts(record)) == 2
+    assert record.conclusion is not None and record.conclusion["damaged"] is False
+
+
+def kills(record: RunRecord) -> None:
+    """Nothing is tried after the first that loses a GPU; boot B follows; the record asks for the power to be cut."""
+    loud(record)
+    came = resets(record)
+    word, why, before, after, driver, first = came[("0000:01:00.0", "flr")]
+    assert (word, before, after, driver) == ("lost", "0x10de", "0xffff", "")
+    assert "ENOTTY" in why and "not ready 65535ms after FLR" in first
+    others = [("0000:01:00.0", "bus"), ("0000:41:00.0", "flr"), ("0000:41:00.0", "bus")]
+    assert {came[key][0] for key in others} == {"NOT TRIED"} and len(came) == 4
+    assert {came[key][1] for key in others} == {"nothing was tried after flr on 0000:01:00.0: lost"}
+    assert len(reset_acts(record)) == 1
+    cold = [f for f in record.findings if f["check"] == "identity.PutBack" and f["verdict"] == "FAIL"]
+    assert [f["action"] for f in cold if f["subject"] == "0000:01:00.0"] == ["power-cycle"]
+    assert not [f for f in cold if f["subject"] == "0000:41:00.0"]
+
+
 LOOKS = {
     "identity-fsp-0x177": blocked_and_put_back,
     "identity-restore-fails": loud,
     "identity-never-back": loud,
     "identity-with-audio": audio_and_back,
     "identity-old-kernel": warned_and_put_back,
+    "identity-reset-stays": stays,
+    "identity-reset-clears": clears,
+    "identity-reset-kills": kills,
 }
 
 

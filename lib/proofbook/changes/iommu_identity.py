@@ -16,9 +16,11 @@ from typing import Any, ClassVar
 from proofbook.changes.guard import FileChange, Guard, GuardStatus
 from proofbook.changes.reboot import REBOOT, Reboot
 from proofbook.checks.identity.evidence import members_of
+from proofbook.checks.identity.resets import shared_out
 from proofbook.checks.identity.restored import PROBES as RESTORED
 from proofbook.checks.identity.restored import wrong_with
-from proofbook.checks.identity.rule import Before, Function, GpuBoot
+from proofbook.checks.identity.rule import Attempt, Before, Came, Function, GpuBoot
+from proofbook.checks.looking import tell as told
 from proofbook.errors import CannotTell, GuardRefused, PlanDrifted, TransportError
 from proofbook.host import Hands
 from proofbook.intent import ContainerSpec, ServiceSpec
@@ -27,13 +29,19 @@ from proofbook.probes.change_state import GuardState
 from proofbook.probes.iommu import IommuGroups
 from proofbook.probes.iommu_identity import IdentityState
 from proofbook.probes.nvidia import Gpus
-from proofbook.probes.pci import PciDevices
+from proofbook.probes.pci import PciDevices, ResetMethods
+from proofbook.remote.gpu_reset import RESET_ATTEMPT, RESET_S
 from proofbook.remote.iommu_identity import FLAG, HOME, IDENTITY, PROGRAM, PULL, UNIT, UNIT_PATH, pull, unit
 
-__all__ = ["IommuIdentity"]
+__all__ = ["RISK", "IommuIdentity", "stop_rule"]
 
 Tell = Callable[[str], None]
 
+#: What an approval of a plan with resets takes upon itself.
+RISK = (
+    "A RESET CAN KILL: after a function-level reset GPUs of this generation were seen not to answer any more until the power was "
+    "cut, and others to come back by one; a reboot does not undo it"
+)
 #: How long the machine may take to come back from a boot, in seconds; the guard's time must be longer.
 LONGEST_BOOT_S = 2400.0
 
@@ -43,7 +51,8 @@ class IommuIdentity(Change):
     """Boot once with the groups of ``treated`` in the identity domain. :meth:`rollback` is the way back, and always taken.
 
     ``before``: every GPU as it was found, with the other functions of its device in its group, which is what must be again.
-    ``services``: waited for after the boot back.
+    ``services``: waited for after the boot back. ``reset_methods``: what may be tried in boot A on a treated GPU that does not
+    start, where the kernel lists it for that GPU; :class:`ResetAttempts` makes the attempts.
     """
 
     treated: tuple[str, ...]
@@ -52,10 +61,12 @@ class IommuIdentity(Change):
     services: tuple[ServiceSpec, ...] = ()
     containers: tuple[ContainerSpec, ...] = ()
     console: str = ""
+    reset_methods: tuple[str, ...] = ()
     name: ClassVar[str] = "iommu-identity"
 
     def __repr__(self) -> str:
-        return f"IommuIdentity({', '.join(self.treated)}, guard_minutes={self.guard_minutes:g})"
+        resets = f", reset_methods={' '.join(self.reset_methods)}" if self.reset_methods else ""
+        return f"IommuIdentity({', '.join(self.treated)}, guard_minutes={self.guard_minutes:g}{resets})"
 
     @classmethod
     def from_plan(cls, plan: Plan) -> IommuIdentity:
@@ -90,10 +101,12 @@ class IommuIdentity(Change):
 
     def needs(self) -> tuple[Probe[Any], ...]:
         ours: tuple[Probe[Any], ...] = (IommuGroups(), PciDevices(), Gpus(), IdentityState())
-        return tuple(dict.fromkeys([*ours, *self._reboot(self.services).needs()]))
+        resets: tuple[Probe[Any], ...] = (ResetMethods(),) if self.reset_methods else ()
+        return tuple(dict.fromkeys([*ours, *resets, *self._reboot(self.services).needs()]))
 
     def plan(self, seen: Seen, host: Identity) -> Plan:
         reboot = self._reboot(self.services).plan(seen, host)
+        resets = self._resets(seen)
         minutes = f"{self.guard_minutes:g} min"
         return Plan(
             change=self.name,
@@ -104,6 +117,14 @@ class IommuIdentity(Change):
                 Action(f"lay down {UNIT}, its program and the flag that arms it for one boot"),
                 Action(f"arm the guard: after {minutes} the machine takes the files back by itself and reboots"),
                 Action("boot A, the experiment: ask systemd for an orderly reboot", REBOOT.argv),
+                *(
+                    Action(
+                        f"in boot A, only if {pci} does not start: reset it by {method} (off its driver, {method} into its "
+                        "reset_method, 1 into its reset, reset_method as before, back to its driver)"
+                    )
+                    for pci, methods in resets.may.items()
+                    for method in methods
+                ),
             ),
             undo=(
                 Action("take the files back, byte for byte, and the guard away"),
@@ -115,9 +136,10 @@ class IommuIdentity(Change):
                 *reboot.cannot_undo,
                 "the machine goes down twice, and services with it",
                 "a GPU whose firmware is wedged by the experiment may need a cold power cycle; a warm reboot need not clear it",
+                *((RISK,) if resets.any else ()),
             ),
-            expected_s=2 * reboot.expected_s + 300.0,
-            facts=(*self._hypothesis(), *reboot.facts),
+            expected_s=2 * reboot.expected_s + 300.0 + resets.count * RESET_S,
+            facts=(*self._hypothesis(resets), *reboot.facts),
             settings={
                 **reboot.settings,
                 "treated": list(self.treated),
@@ -127,10 +149,19 @@ class IommuIdentity(Change):
                 },
                 "guard_s": round(self.guard_minutes * 60),
                 "files": {f.path: f.new_sha256 for f in self._files},
+                **resets.settings,
             },
         )
 
-    def _hypothesis(self) -> tuple[str, ...]:
+    def _resets(self, seen: Seen) -> _Resets:
+        if not self.reset_methods:
+            return _Resets({}, ())
+        listed, why = told(seen, ResetMethods()).pair
+        if listed is None:
+            return _Resets({}, tuple(Attempt(pci, m, Came.NOT_TRIED, why) for pci in self.treated for m in self.reset_methods))
+        return _Resets(*shared_out(self.reset_methods, self.treated, listed))
+
+    def _hypothesis(self, resets: _Resets) -> tuple[str, ...]:
         others = [g.pci for g in self.before.gpus if g.pci not in self.treated]
         treated = [g for g in self.before.gpus if g.pci in self.treated]
         functions = [f"{f.pci} ({f.driver or 'no driver'})" for g in treated for f in g.functions]
@@ -139,7 +170,8 @@ class IommuIdentity(Change):
             f"treated: {', '.join(self.treated)}; control: {', '.join(others) or 'none in the same boot'}",
             *with_them,
             "the program removes its flag before it acts: the boot after boot A is a clean one, whatever happens",
-            "stop rule: one boot; no second try, no reset of a GPU, boot B whatever boot A showed",
+            f"stop rule: one boot; no second try, {stop_rule(resets.any)}, boot B whatever boot A showed",
+            *(str(attempt) for attempt in resets.not_listed),
         )
 
     def _pre_state(self, seen: Seen) -> Mapping[str, Any]:
@@ -153,6 +185,11 @@ class IommuIdentity(Change):
             state["files there"] = list(seen.value(IdentityState()).present)
         except CannotTell as why:
             state["groups"] = f"not known: {why}"
+        if self.reset_methods:
+            listed, unknown = told(seen, ResetMethods()).pair
+            state["reset methods"] = (
+                {pci: list(listed.get(pci, ())) for pci in self.treated} if listed is not None else f"not known: {unknown}"
+            )
         return state
 
     def _diff(self) -> str:
@@ -182,6 +219,39 @@ class IommuIdentity(Change):
     def rollback(self, plan: Plan, hands: Hands, tell: Tell) -> Applied:
         """Boot B: files gone, reboot, and everything read back. Outcome: restored, or rollback-failed with what to do by hand."""
         return _Acting(self, plan, hands, tell).restore()
+
+
+@dataclass(frozen=True)
+class _Resets:
+    """What a plan may try on each treated GPU, and what was asked for and is not listed."""
+
+    may: Mapping[str, tuple[str, ...]]
+    not_listed: tuple[Attempt, ...]
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.may.values()))
+
+    @property
+    def any(self) -> bool:
+        return self.count > 0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        if not self.may and not self.not_listed:
+            return {}
+        return {
+            "resets": {pci: list(methods) for pci, methods in self.may.items()},
+            "resets not listed": [[a.pci, a.method, a.why] for a in self.not_listed],
+            "reset program": hashlib.sha256(RESET_ATTEMPT.encode()).hexdigest(),
+        }
+
+
+def stop_rule(resets: bool) -> str:
+    """What is written down about resets before anything is done."""
+    if not resets:
+        return "no reset of a GPU"
+    return "the listed resets once each on what did not start, none after the first that loses a GPU, none of a control"
 
 
 @dataclass

@@ -12,7 +12,7 @@ from proofbook import remote
 from proofbook.errors import CannotTell
 from proofbook.model import Command, Probe, Result, pci_address
 
-__all__ = ["AerCounters", "AerTotals", "LinkFacts", "PciDevices", "PciFacts"]
+__all__ = ["AerCounters", "AerTotals", "LinkFacts", "PciDevices", "PciFacts", "ResetMethods"]
 
 _BASE = "/sys/bus/pci/devices"
 _FILES = (
@@ -94,6 +94,27 @@ class AerCounters(Probe[dict[str, AerTotals]]):
     def ask(self) -> Generator[Sequence[Command], Sequence[Result], dict[str, AerTotals]]:
         (answer,) = yield [remote.read_files(f"{_BASE}/*/vendor", *(f"{_BASE}/*/{name}" for name in _AER.values()))]
         return _aer_totals(remote.parse_files(answer))
+
+
+@dataclass(frozen=True)
+class ResetMethods(Probe[dict[str, tuple[str, ...]]]):
+    """The ways to reset each device that the kernel has for it, in the order in which it would try them; () for none.
+
+    ``/sys/bus/pci/devices/0000:41:00.0/reset_method`` says ``flr bus``. WHY it matters: a method that is not in the file was
+    never tried, whatever somebody remembers to have done.
+    """
+
+    name: ClassVar[str] = "pci.ResetMethods"
+
+    def ask(self) -> Generator[Sequence[Command], Sequence[Result], dict[str, tuple[str, ...]]]:
+        (answer,) = yield [remote.read_files(f"{_BASE}/*/vendor", f"{_BASE}/*/reset_method")]
+        files = remote.parse_files(answer)
+        values, refused = _by_device(files.files), _by_device(files.unreadable)
+        if not values:
+            raise CannotTell("sysfs shows no PCI device, so it cannot be said how one may be reset")
+        if hidden := sorted(refused):
+            raise CannotTell(f"sysfs does not let us read how {', '.join(hidden)} may be reset: {refused[hidden[0]]}")
+        return {address: tuple(texts.get("reset_method", "").split()) for address, texts in sorted(values.items())}
 
 
 # ------------------------------------------------------------------------------------------------------ reading

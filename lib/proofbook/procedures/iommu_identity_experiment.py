@@ -7,21 +7,23 @@ predicts and when to stop are in the record before anything is changed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import Field, field_validator
 
-from proofbook.changes.iommu_identity import LONGEST_BOOT_S, IommuIdentity
+from proofbook.changes.gpu_reset import ResetAttempts
+from proofbook.changes.iommu_identity import LONGEST_BOOT_S, IommuIdentity, stop_rule
 from proofbook.changes.nothing import NotToBeMade
 from proofbook.checks import reboot as reboot_checks
 from proofbook.checks.baseline import BASELINE_SCHEMA, Baseline, Scope, baseline_from, baseline_to_json, before_after
 from proofbook.checks.boot import Rebooted
 from proofbook.checks.identity.evidence import PROBES, choose, gpus_seen, the_boot_before, the_trial
 from proofbook.checks.identity.preflight import FitForIdentity
+from proofbook.checks.identity.resets import ResetsListed, not_verified
 from proofbook.checks.identity.restored import PutBack, restored
-from proofbook.checks.identity.rule import Before, Conclusion, GpuBoot, Restored, Trial, conclude
+from proofbook.checks.identity.rule import Attempt, Before, Came, Conclusion, GpuBoot, Restored, Trial, conclude
 from proofbook.checks.identity.trial import ValidTrial
 from proofbook.errors import BadParameter, CannotTell
 from proofbook.inventory import HostSpec
@@ -30,6 +32,7 @@ from proofbook.procedures.base import PlanDigest, Procedure, ProcedureParameters
 from proofbook.run import Findings, Run
 
 _NODE = re.compile(r"node:\d{1,3}")
+_METHOD = re.compile(r"[a-z][a-z0-9_]{0,19}")
 
 
 class Parameters(ProcedureParameters):
@@ -44,6 +47,12 @@ class Parameters(ProcedureParameters):
     guard_minutes: float = Field(
         90.0, ge=60, le=1440, description="after so many minutes the machine takes it back by itself and reboots, 60-1440"
     )
+    reset_methods: str = Field(
+        "",
+        max_length=100,
+        description="resets to try in boot A on what does not start, in this order: flr bus; empty for none",
+    )
+    reset_may_kill: bool = Field(False, description="true: you know that a reset can leave a GPU dead until the power is cut")
     approver: str = Field("", max_length=200, description="who approves the two reboots (headless)")
     approved: PlanDigest = Field("", description="the digest of the plan that was read; empty stops at the gate")
 
@@ -56,6 +65,20 @@ class Parameters(ProcedureParameters):
             pci_address(text)  # raises ValueError
         return value
 
+    @field_validator("reset_methods")
+    @classmethod
+    def _names_methods(cls, value: str) -> str:
+        methods = value.split()
+        if wrong := [m for m in methods if not _METHOD.fullmatch(m)]:
+            raise ValueError(f"{wrong[0]!r} is no reset method; they are words like flr or bus, with spaces between them")
+        if len(set(methods)) != len(methods):
+            raise ValueError("each method is tried once, so it is named once")
+        return value
+
+    @property
+    def resets(self) -> tuple[str, ...]:
+        return tuple(self.reset_methods.split())
+
 
 def accepts(parameters: Parameters, spec: HostSpec) -> None:
     """Refuse, before any contact, what cannot be done on this host."""
@@ -63,6 +86,12 @@ def accepts(parameters: Parameters, spec: HostSpec) -> None:
         raise BadParameter(
             f"{spec.name} has no kernel of its own: it runs on {spec.runs_on}, whose iommu groups these are",
             hint=f"use host={spec.runs_on}",
+        )
+    if parameters.resets and not parameters.reset_may_kill:
+        raise BadParameter(
+            f"reset_methods={parameters.reset_methods!r} without reset_may_kill: a reset can leave such a GPU dead until the "
+            "power is cut",
+            hint="set reset_may_kill when that may happen to the treated GPUs, or leave reset_methods empty",
         )
     refuse_nameless(parameters)
 
@@ -124,7 +153,8 @@ def begin(run: Run, seen: Seen) -> Start:
     run.note(
         f"Hypothesis: {hypothesis(treated)} Prediction: in boot A each of their groups reads identity after the driver bound, "
         "and nvidia-smi shows each of them. It is blocked if the first thing that the driver says of such a GPU is an error of "
-        "its FSP, while a control starts. Stop rule: one boot A, no second try, no reset of a GPU, then boot B in any case.",
+        f"its FSP, while a control starts. Stop rule: one boot A, no second try, {stop_rule(bool(run.parameters.resets))}, "
+        "then boot B in any case.",
         kind="operator",
         title="written down before",
     )
@@ -136,7 +166,9 @@ def hypothesis(treated: tuple[str, ...]) -> str:
 
 
 def fit(run: Run, start: Start) -> tuple[Check, ...]:
-    return (FitForIdentity(start.treated, run.parameters.console_confirmed, run.intent.console, run.intent.gpus),)
+    own = FitForIdentity(start.treated, run.parameters.console_confirmed, run.intent.console, run.intent.gpus)
+    resets = (ResetsListed(start.treated, run.parameters.resets),) if run.parameters.resets else ()
+    return (own, *resets)
 
 
 def change(run: Run, start: Start, ready: Findings) -> Change:
@@ -153,6 +185,7 @@ def change(run: Run, start: Start, ready: Findings) -> Change:
         run.intent.services,
         run.intent.containers,
         run.intent.console,
+        run.parameters.resets,
     )
 
 
@@ -171,16 +204,36 @@ def saw(run: Run, start: Start, applied: Applied) -> Trial:
         return Trial(False, why_not="the experiment was not made: it was not fit to be", made=False)
     if applied.outcome != "done":
         return Trial(False, why_not="" if applied.facts.get("went_down") else applied.summary)
-    run.note(
-        "No reset of a GPU was tried in boot A: a function-level reset can leave such a GPU dead until a power cycle, "
-        "so whether one would clear a refusal is not known.",
-        kind="not-verified",
-        title="resets",
-    )
     try:
         return the_trial(run.seen, start.treated, run.intent.gpus)
     except CannotTell as why:
         return Trial(True, why_not=f"what boot A did cannot be read: {why}")
+
+
+def resets(run: Run, start: Start, tried: Trial, applied: Applied) -> ResetAttempts | None:
+    """The attempts on what did not start in boot A; None where none was asked for, or where boot A was no experiment."""
+    if not run.parameters.resets or tried.why_not or not tried.came_back:
+        return None
+    failed = tuple(g.pci for g in tried.treated if g.started is False and g.iommu_type == "identity")
+    return ResetAttempts(failed, run.intent.gpus) if failed else None
+
+
+def attempts(run: Run, applied: Applied, went: Applied | None) -> tuple[Attempt, ...]:
+    """Every reset that was asked for and what it came to, also those that were not tried; into the record."""
+    if _not_made(applied) or not run.parameters.resets:
+        return ()
+    made: tuple[Attempt, ...] = went.facts["attempts"] if went is not None else ()
+    planned = [(pci, m) for pci, methods in applied.plan.settings["resets"].items() for m in methods]
+    spared = [(pci, m, "it was not seen to fail in a valid boot A") for pci, m in planned if pci not in {a.pci for a in made}]
+    not_tried = [Attempt(pci, m, Came.NOT_TRIED, why) for pci, m, why in (*spared, *applied.plan.settings["resets not listed"])]
+    found = (*made, *not_tried)
+    rows = [
+        [a.pci, a.method, str(a.came), a.why, a.vendor_before, a.vendor_after, a.driver_after, a.first.text if a.first else ""]
+        for a in found
+    ]
+    columns = ("GPU", "method", "came to", "what was seen", "vendor before", "vendor after", "driver after", "first error after")
+    run.table("resets", "Resets in boot A", columns, rows)
+    return found
 
 
 def way_back(applied: Applied) -> Decision:
@@ -226,12 +279,15 @@ def settle(run: Run, applied: Applied, back: Applied) -> float:
     return float(run.parameters.settle_minutes)
 
 
-def conclusion(run: Run, start: Start, tried: Trial, back: Applied) -> Conclusion:
+def conclusion(run: Run, start: Start, tried: Trial, back: Applied, tried_resets: Sequence[Attempt] = ()) -> Conclusion:
     """By the rule, with its scope; into the record."""
     came = Restored(False) if not tried.made else restored(run.seen, start.before)
     if tried.made and back.outcome != "restored" and not came.wrong and came.seen:
         came = Restored(False)  # the look is of an earlier boot: the way back itself did not go through
-    found = conclude(start.before, tried, came)
+    found = conclude(start.before, tried, came, tried_resets)
+    if tried.came_back:
+        said = not_verified(tried_resets, asked=bool(run.parameters.resets))
+        run.note(said, kind="not-verified", title="resets")
     run.conclude(
         {
             "outcome": str(found.outcome),
@@ -314,11 +370,13 @@ def _not_made(applied: Applied) -> bool:
 __all__ = [
     "PROCEDURE",
     "Parameters",
+    "attempts",
     "begin",
     "change",
     "conclusion",
     "fit",
     "put_back",
+    "resets",
     "saw",
     "settle",
     "state",

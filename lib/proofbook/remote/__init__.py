@@ -10,6 +10,8 @@ put.sh             writes a file atomically; ``put_command``
 guard.sh           files that change back by themselves unless somebody confirms; :mod:`proofbook.remote.guard`
 lease.sh           who may change the machine, and which approvals were used; :mod:`proofbook.remote.lease`
 detached.sh        a long step that outlives the connection; :mod:`proofbook.remote.detached`
+iommu_identity.sh  sets the type of iommu groups at one boot; :mod:`proofbook.remote.iommu_identity`
+reset_attempt.py   one reset of one PCI device; :mod:`proofbook.remote.gpu_reset`
 p2p_probe.py       copies between all GPUs and compares; :mod:`proofbook.remote.p2p`
 =================  ==========================================================================================
 

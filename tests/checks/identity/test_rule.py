@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofbook.checks.identity.rule import (
+    Attempt,
     Before,
+    Came,
     Conclusion,
     FirstError,
     Function,
@@ -138,6 +140,34 @@ def test_what_is_not_restored_is_damaged_and_said_with_the_conclusion() -> None:
 def test_a_failure_that_may_be_the_damages_own_refutes_nothing() -> None:
     other = replace(REFUSED, treated=(failed(ONE, Kind.OTHER),))
     assert came_to(other, restored=Restored(True, ("it does not start any more",))).outcome is Outcome.INCONCLUSIVE
+
+
+def reset(came: Came, method: str = "flr") -> Attempt:
+    return Attempt(ONE, method, came, "as it was seen")
+
+
+@pytest.mark.parametrize("came", [c for c in Came if c is not Came.CLEARED])
+def test_a_reset_that_does_not_start_it_changes_no_conclusion_and_is_told(came: Came) -> None:
+    found = conclude(BEFORE, REFUSED, WHOLE, (reset(came),))
+    assert (found.outcome, found.damaged) == (Outcome.BLOCKED, False)
+    assert f"reset: flr on {ONE}: {came} (as it was seen)" in found.reasons
+
+
+@pytest.mark.parametrize("kind", [Kind.FSP, Kind.FIRMWARE])
+def test_a_gpu_that_a_reset_brings_up_in_the_identity_domain_was_not_kept_by_it_alone(kind: Kind) -> None:
+    trial = replace(REFUSED, treated=(failed(ONE, kind),))
+    found = conclude(BEFORE, trial, WHOLE, (reset(Came.STAYED), reset(Came.CLEARED, "bus")))
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert f"({ONE} by bus) it started, still in the identity domain" in found.because
+
+
+def test_a_gpu_that_a_reset_has_lost_asks_for_the_power_to_be_cut() -> None:
+    gone = Restored(True, (f"{ONE}: it does not start any more",))
+    found = conclude(BEFORE, REFUSED, gone, (reset(Came.LOST), reset(Came.NOT_TRIED, "bus")))
+    assert (found.outcome, found.damaged) == (Outcome.BLOCKED, True)
+    assert f"a reset lost {ONE} by flr: cut the power" in found.because
+    back = conclude(BEFORE, REFUSED, WHOLE, (reset(Came.LOST),))
+    assert "cut the power" not in back.because and back.damaged is False  # boot B had brought it back
 
 
 def test_what_was_not_made_damaged_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from proofbook.checks.baseline import is_gpu
@@ -15,7 +16,7 @@ from proofbook.model import Probe, Seen, pci_address
 from proofbook.probes.boot import Machine
 from proofbook.probes.iommu import IommuFacts, IommuGroups
 from proofbook.probes.iommu_identity import IdentityState
-from proofbook.probes.kernel_log import KernelLog
+from proofbook.probes.kernel_log import KernelLog, KernelMessages
 from proofbook.probes.nvidia import Driver, Gpus
 from proofbook.probes.pci import PciDevices
 from proofbook.signatures import SignatureFinding, load
@@ -23,6 +24,7 @@ from proofbook.signatures import SignatureFinding, load
 __all__ = [
     "PROBES",
     "choose",
+    "first_error_after",
     "functions_of",
     "gpus_seen",
     "members_of",
@@ -151,6 +153,24 @@ def first_error(findings: Iterable[SignatureFinding], pci: str) -> FirstError | 
     kind = _kind(first)
     text = first.lines[0] if first.lines else first.reason
     return FirstError(kind, first.signature, text, first.code, first.first.monotonic_s)
+
+
+def first_error_after(before: KernelMessages, seen: Seen, pci: str, declared: Sequence[GpuSpec] = ()) -> FirstError | None:
+    """The first thing that went wrong with a GPU since the kernel's log was last looked at.
+
+    WHY by the lines of before and not by the clock: the driver may have tried and failed a moment earlier.
+    Raises CannotTell when the log of now does not go on from there.
+    """
+    observation = seen[KernelLog()]
+    messages = seen.value(KernelLog())
+    known = len(before.lines)
+    if messages.boot_id != before.boot_id or messages.lines[:known] != before.lines:
+        raise CannotTell("the kernel's log does not go on where it was before")
+    later = replace(messages, lines=messages.lines[known:])
+    if not later.lines:
+        return None
+    judged = judge_log(seen.merged(Seen([replace(observation, value=later)])), declared, None)
+    return first_error(judged.judgement.findings, pci)
 
 
 def _together(one: SignatureFinding, other: SignatureFinding) -> bool:

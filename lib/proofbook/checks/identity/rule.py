@@ -7,7 +7,8 @@ The hypothesis is that a GPU starts with its iommu group in the identity domain 
   and a control shows that nothing else was the matter;
 * **refuted**: it did not, for another reason that the driver gives, and a control shows the same;
 * **inconclusive**: anything else. The type was not identity, or set too late; no control; a lost link (its registers read as all
-  ones, so that what looks like an FSP error is none); a log that is not whole; an order of events that is not known.
+  ones, so that what looks like an FSP error is none); a log that is not whole; an order of events that is not known; a GPU that
+  did start in the identity domain once it was reset.
 
 A machine that is not as it was afterwards is *damaged*, whatever was concluded; and then a failure that may be the damage's own
 refutes nothing.
@@ -20,7 +21,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 __all__ = [
+    "Attempt",
     "Before",
+    "Came",
     "Conclusion",
     "FirstError",
     "Function",
@@ -111,6 +114,38 @@ class Trial:
     made: bool = True  # False: nothing was ever changed
 
 
+class Came(StrEnum):
+    """What an attempt came to."""
+
+    CLEARED = "cleared"  # the driver starts it now, its group still in the identity domain
+    STAYED = "did not clear"
+    REFUSED = "the kernel refused"
+    LOST = "lost"  # it does not answer as what it was
+    BLOCKED = "did not return"
+    UNKNOWN = "not known"
+    NOT_TRIED = "NOT TRIED"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Attempt:
+    """One method on one GPU. ``why``: what was seen, or why it was not tried. Vendor ids as the device itself says them."""
+
+    pci: str
+    method: str
+    came: Came
+    why: str = ""
+    vendor_before: str = ""
+    vendor_after: str = ""
+    driver_after: str = ""
+    first: FirstError | None = None  # the first thing that went wrong with it after the reset
+
+    def __str__(self) -> str:
+        return f"{self.method} on {self.pci}: {self.came}{f' ({self.why})' if self.why else ''}"
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+
 @dataclass(frozen=True, slots=True)
 class Restored:
     """The boot after it. ``wrong``: what is not as it was, in words; ``seen`` False: nobody could look."""
@@ -133,13 +168,22 @@ class Conclusion:
     damaged: bool | None
 
 
-def conclude(before: Before, trial: Trial, restored: Restored) -> Conclusion:
+def conclude(before: Before, trial: Trial, restored: Restored, attempts: Sequence[Attempt] = ()) -> Conclusion:
+    """``attempts``: the resets of boot A, those that were not tried among them."""
     outcome, because, reasons = _of_the_trial(before, trial)
     damaged = None if not restored.seen else bool(restored.wrong)
     if not trial.made:
         return Conclusion(outcome, because, reasons, False)
+    reasons = (*reasons, *(f"reset: {attempt}" for attempt in attempts))
+    cleared = [a for a in attempts if a.came is Came.CLEARED]
+    if cleared and outcome in (Outcome.BLOCKED, Outcome.REFUTED):
+        outcome = Outcome.INCONCLUSIVE
+        how = ", ".join(f"{a.pci} by {a.method}" for a in cleared)
+        because = f"{because}; but after a reset in the same boot ({how}) it started, still in the identity domain"
     if damaged:
         because, reasons = f"{because}. DAMAGED: the machine is not as it was", (*reasons, *restored.wrong)
+        if lost := [f"{a.pci} by {a.method}" for a in attempts if a.came is Came.LOST]:
+            because = f"{because}; a reset lost {', '.join(lost)}: cut the power, a reboot does not bring it back"
     elif damaged is None:
         because, reasons = f"{because}. NOT SEEN TO BE RESTORED", (*reasons, "nobody could look whether the machine is as it was")
     if not restored.whole and outcome is Outcome.REFUTED:

@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
 from proofbook import remote
-from proofbook.lab.sim import change_agents, looking, p2p
+from proofbook.lab.sim import change_agents, looking, p2p, resets
 from proofbook.lab.sim.os_state import Container
 from proofbook.lab.sim.shell import Answer, Context, said, write_file
 from proofbook.lab.sim.vfs import FileNode
+from proofbook.remote.gpu_reset import RESET_ATTEMPT
 from proofbook.remote.looking import SGLANG_VERSION, VERIFY_UNIT
 from proofbook.remote.p2p import P2P_PROBE
 
@@ -152,4 +153,5 @@ _PROGRAMS: dict[str, Program] = {
     VERIFY_UNIT: looking.verify_unit,
     SGLANG_VERSION: looking.sglang_version,
     P2P_PROBE: p2p.play,
+    RESET_ATTEMPT: resets.play,
 }

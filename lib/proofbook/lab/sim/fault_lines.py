@@ -285,11 +285,11 @@ def dpc_event(port: str, ids: tuple[int, int]) -> list[Line]:
     ]
 
 
-def stuck_after_reset(pci: str) -> list[Line]:
-    """A device that does not come back after a reset."""
+def stuck_after_reset(pci: str, driver: str = "vfio-pci", reset: str = "FLR") -> list[Line]:
+    """A device that does not come back after a reset. ``driver``: the one that has it, "pci" when none has."""
     return [
-        Line(WARNING, f"vfio-pci {pci}: not ready 65535ms after FLR; giving up"),
-        Line(ERR, f"vfio-pci {pci}: Unable to change power state from D3cold to D0, device inaccessible"),
+        Line(WARNING, f"{driver} {pci}: not ready 65535ms after {reset}; giving up"),
+        Line(ERR, f"{driver} {pci}: Unable to change power state from D3cold to D0, device inaccessible"),
     ]
 
 

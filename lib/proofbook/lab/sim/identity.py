@@ -22,8 +22,18 @@ if TYPE_CHECKING:
 RUNS_S = 3.41
 #: ``fsp-refuses-identity`` (pci, stays: also in the boots after it) · ``link-lost-in-identity`` (pci) ·
 #: ``driver-in-initramfs``: the driver binds before any unit runs · ``several-devices-refused``: the kernel is one of those
-#: that give no new type to a group of several devices.
-KINDS = frozenset({"fsp-refuses-identity", "link-lost-in-identity", "driver-in-initramfs", "several-devices-refused"})
+#: that give no new type to a group of several devices. The resets are said in :mod:`proofbook.lab.sim.resets`.
+KINDS = frozenset(
+    {
+        "fsp-refuses-identity",
+        "link-lost-in-identity",
+        "driver-in-initramfs",
+        "several-devices-refused",
+        "reset-clears",
+        "reset-kills",
+        "reset-hangs",
+    }
+)
 
 _ALL_ONES = (0xFFFFFFFF,) * 5
 
@@ -31,6 +41,9 @@ _ALL_ONES = (0xFFFFFFFF,) * 5
 def at_power_on(life: Life) -> None:
     """Before the drivers load: the unit, if it is there and armed; then what the GPUs will make of their domains."""
     m = life.machine
+    for device in m.hw.pci.values():
+        # WHY: a device that does not answer is not found by a boot that leaves the power on.
+        device.present = device.present and f"dead {device.address}" not in m.happened
     m.host.units.pop(UNIT, None)
     disk = Disk(life, m.host)
     if all(disk.node(path) is not None for path in (UNIT_PATH, PULL, PROGRAM)):
@@ -64,6 +77,11 @@ def _stricken(m: Machine) -> list[tuple[str, str]]:
             if here and named in (None, pci):
                 found.append((kind, pci))
     return found
+
+
+def says_of(m: Machine, pci: str) -> list[Line]:
+    """What the driver says when it tries again to start a GPU that it cannot start in this boot."""
+    return [line for kind, stricken in _stricken(m) if stricken == pci for line in _said(m, kind, pci)]
 
 
 def _said(m: Machine, kind: str, pci: str) -> list[Line]:
