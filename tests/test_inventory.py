@@ -9,10 +9,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from proofbook.errors import BadInventory, BadParameter
 from proofbook.host import WallClock
-from proofbook.inventory import HostSpec, Inventory, connect, find_inventory, load_inventory, ssh_config_knows
+from proofbook.intent import ServiceSpec
+from proofbook.inventory import HostSpec, Inventory, api_key, connect, find_inventory, load_inventory, ssh_config_knows
 
 GOOD = """
 [hosts.gpu01]
@@ -329,6 +331,70 @@ def test_connecting_hands_over_only_what_was_said(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- the lab
+
+
+# ----------------------------------------------------------------------------------------------- a service's key
+
+KEY = "sk-Zq4vX9sKd2mWz8fRt7"
+
+
+def test_a_key_is_read_from_where_its_entry_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert api_key(ServiceSpec(name="x.service")) == ""
+    monkeypatch.setenv("SGLANG_KEY", KEY)
+    assert api_key(ServiceSpec(name="x.service", api_key_env="SGLANG_KEY")) == KEY
+    file = tmp_path / "key"
+    file.write_text(KEY + "\n")
+    file.chmod(0o600)
+    assert api_key(ServiceSpec(name="x.service", api_key_file=str(file))) == KEY
+    text = "[[hosts.a.services]]\nname='x'\napi_key_env='SGLANG_KEY'"
+    (service,) = load_inventory(write(tmp_path, text)).resolve("a").services
+    assert (service.has_key, KEY in repr(service)) == (True, False)
+
+
+@pytest.mark.parametrize("mode", (0o644, 0o640, 0o602))
+def test_a_key_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+    file = tmp_path / "key"
+    file.write_text(KEY)
+    file.chmod(mode)
+    with pytest.raises(BadInventory, match="not its owner's alone") as refused:
+        api_key(ServiceSpec(name="x.service", api_key_file=str(file)))
+    assert f"chmod 600 {file}" in str(refused.value)
+    assert KEY not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ("tiny", "two words of a key", "", f"{KEY}\nand more", "kéy-of-this-server", "x" * 5000))
+def test_what_cannot_be_a_key_is_refused_and_not_shown(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "key"
+    file.write_text(text)
+    file.chmod(0o600)
+    monkeypatch.setenv("SGLANG_KEY", text)
+    for service in (
+        ServiceSpec(name="x.service", api_key_file=str(file)), ServiceSpec(name="x.service", api_key_env="SGLANG_KEY")
+    ):  # fmt: skip
+        with pytest.raises(BadInventory) as refused:
+            api_key(service)
+        assert not text or text not in str(refused.value)
+
+
+def test_a_key_that_is_not_there_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(BadInventory, match="the variable SGLANG_KEY that api_key_env names is not set here"):
+        api_key(ServiceSpec(name="x.service", api_key_env="SGLANG_KEY"))
+    with pytest.raises(BadInventory, match="cannot be read: No such file"):
+        api_key(ServiceSpec(name="x.service", api_key_file=str(tmp_path / "gone")))
+
+
+def test_a_key_in_the_place_of_its_name_is_never_shown(tmp_path: Path) -> None:
+    for mistaken in ("sk-Zq4vX9sKd2mWz8fRt7", "Zq4vX9sKd2mWz8fRt7"):
+        try:
+            with pytest.raises(BadInventory) as refused:
+                api_key(ServiceSpec(name="x.service", api_key_env=mistaken))
+        except ValidationError as error:
+            assert "not the name of a variable" in error.errors()[0]["msg"]
+            shown = refusal(tmp_path, f"[[hosts.a.services]]\nname='x'\napi_key_env='{mistaken}'")
+        else:
+            shown = str(refused.value)
+        assert mistaken not in shown
+    assert "both given" in refusal(tmp_path, "[[hosts.a.services]]\nname='x'\napi_key_env='A'\napi_key_file='/b'")
 
 
 def test_the_lab_has_its_own_names() -> None:

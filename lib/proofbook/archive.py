@@ -96,10 +96,13 @@ def new_run_dir(outputs: Path, runbook: str, host: str, when: datetime, run_id: 
     return folder
 
 
-def keep_beside(folder: Path, name: str, text: str) -> Path:
-    """Keep a file of a sealed record that came too late for its seal (the executed notebook), redacted. Returns its path."""
+def keep_beside(folder: Path, name: str, text: str, redactor: Redactor | None = None) -> Path:
+    """Keep a file of a sealed record that came too late for its seal (the executed notebook), redacted. Returns its path.
+
+    ``redactor``: one that knows the run's secrets.
+    """
     outputs, run_id = folder.parents[4], load_record(folder).run_id
-    writer = Writer(outputs / "annotations" / run_id, Redactor())
+    writer = Writer(outputs / "annotations" / run_id, redactor or Redactor())
     try:
         cleaned = writer.redactor.value(json.loads(text), name)
     except ValueError:

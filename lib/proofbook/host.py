@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from proofbook.errors import CannotConnect, ChangedHostKey, ConnectionLost, OtherMachine, TransportError
-from proofbook.intent import ContainerSpec
+from proofbook.intent import ContainerSpec, ServiceSpec
 from proofbook.model import Command, Identity, Probe, Result, Seen, command
 from proofbook.transports.base import Clock, Peer, Transport
 
@@ -108,6 +108,10 @@ class Bench(Protocol):
 
         Raises CannotTell when the container's address cannot be learnt, TransportError when the machine is lost.
         """
+        ...
+
+    def key(self, service: ServiceSpec) -> str:
+        """The API key that the service demands of us, "" for none. Only ever to be sent to that service."""
         ...
 
     def keep(self, name: str, data: bytes, what: str) -> str:

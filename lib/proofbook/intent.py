@@ -174,10 +174,13 @@ class ServiceSpec(_Spec):
     environment: Mapping[str, str] = Field(default_factory=dict)  # a subset
     enabled: bool = True  # should start at boot
     ready_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0  # seconds from the unit's start until it must be ready
+    api_key_env: str = ""
+    api_key_file: str = ""
 
     def __hash__(self) -> int:
         environment = tuple(sorted(self.environment.items()))
-        return hash((self.name, self.container, self.url, self.args, environment, self.enabled, self.ready_s))
+        key_from = (self.api_key_env, self.api_key_file)
+        return hash((self.name, self.container, self.url, self.args, environment, self.enabled, self.ready_s, key_from))
 
     @field_validator("name")
     @classmethod
@@ -207,6 +210,25 @@ class ServiceSpec(_Spec):
         if not isinstance(value, list | tuple):
             return value
         return tuple(str(a) if isinstance(a, int | float) and not isinstance(a, bool) else a for a in value)
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _names_a_variable(cls, value: str) -> str:
+        if value and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+            # WHY the value is not told: it may be the key itself, put there by mistake.
+            raise ValueError("not the name of a variable (letters, digits and '_'); the key itself belongs nowhere but there")
+        return value
+
+    @model_validator(mode="after")
+    def _one_place_for_the_key(self) -> ServiceSpec:
+        if self.api_key_env and self.api_key_file:
+            raise ValueError("api_key_env and api_key_file are both given; the key is in one of the two")
+        return self
+
+    @property
+    def has_key(self) -> bool:
+        """Whether it is said where its API key is."""
+        return bool(self.api_key_env or self.api_key_file)
 
     @property
     def spec(self) -> str:

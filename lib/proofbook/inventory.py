@@ -36,7 +36,7 @@ from proofbook.intent import ContainerSpec, GpuSpec, ServiceSpec, parse_service
 from proofbook.redact import secret_name
 from proofbook.transports.base import Clock, Transport
 
-__all__ = ["HostSpec", "Inventory", "connect", "find_inventory", "load_inventory", "ssh_config_knows"]
+__all__ = ["HostSpec", "Inventory", "api_key", "connect", "find_inventory", "load_inventory", "ssh_config_knows"]
 
 LAB_PREFIX = "lab:"
 
@@ -245,6 +245,62 @@ def connect(spec: HostSpec) -> tuple[Transport, Clock]:
         ),
         WallClock(),
     )
+
+
+# ------------------------------------------------------------------------------------------ a service's key
+
+#: Shorter ones could not be kept out of a record: they would be found in words that are no secret.
+_SHORTEST_KEY = 8
+_LONGEST_KEY = 4096
+#: Names that may be told; anything else that stands where a name should be may be the key itself.
+_TELLING = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
+
+
+def api_key(service: ServiceSpec) -> str:
+    """The API key that a service demands, read anew from where its entry says; "" where it says nothing.
+
+    Raises BadInventory with what to do. No message shows a value.
+    """
+    if service.api_key_env:
+        named = f" {service.api_key_env}" if _TELLING.fullmatch(service.api_key_env) else ""
+        value = os.environ.get(service.api_key_env)
+        if not value:
+            raise BadInventory(
+                f"{service.spec} wants an API key, and the variable{named} that api_key_env names is not set here",
+                hint="set it for the program that runs proofbook (the one that started JupyterLab, when you step through), "
+                "or put the key into a file with mode 600 and name that: api_key_file",
+            )
+        return _usable_key(service, value, f"the variable{named}")
+    if service.api_key_file:
+        return _usable_key(service, _key_in(service, Path(service.api_key_file).expanduser()), str(service.api_key_file))
+    return ""
+
+
+def _key_in(service: ServiceSpec, path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            about, data = os.fstat(file.fileno()), file.read(_LONGEST_KEY + 1)
+    except OSError as wrong:
+        raise BadInventory(
+            f"{service.spec} wants an API key, and the file that api_key_file names cannot be read: {wrong.strerror}",
+            hint="api_key_file is the path of a file of this computer that holds the key and nothing else",
+        ) from None
+    if not stat.S_ISREG(about.st_mode) or about.st_mode & 0o077 or about.st_uid not in (0, os.getuid()):
+        raise BadInventory(
+            f"the file with the API key of {service.spec} is not its owner's alone",
+            hint=f"it must be yours, or root's, and closed to everybody else: chmod 600 {shlex.quote(str(path))}",
+        )
+    return data.decode("utf-8", "replace").removesuffix("\n")
+
+
+def _usable_key(service: ServiceSpec, key: str, where: str) -> str:
+    if not _SHORTEST_KEY <= len(key) <= _LONGEST_KEY or not re.fullmatch(r"[!-~]+", key):
+        raise BadInventory(
+            f"what {where} holds cannot be the API key of {service.spec}",
+            hint=f"a key is one word of {_SHORTEST_KEY} or more printable ASCII characters: a shorter one could not be kept out "
+            "of the record, for it would be found in words that are no secret",
+        )
+    return key
 
 
 # ------------------------------------------------------------------------------------------ reading the file

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 
 from proofbook import archive, procedures
 from proofbook.errors import BadParameter, ProofbookError, RecordError, Refused
-from proofbook.inventory import load_inventory
+from proofbook.inventory import api_key, load_inventory
 from proofbook.model import RunStatus, Verdict, exit_code, worst
 from proofbook.notebook import LEFT_OPEN, new_run_id, outputs_folder
 from proofbook.record import QUARANTINE, RunRecord
@@ -90,6 +90,7 @@ def launch(
         typed = procedure.validate(parameters)
         spec = load_inventory().resolve(typed.host)
         procedure.accepts(typed, spec)
+        keys = [api_key(service) for service in procedure.services(typed, spec)]  # the kernel reads them again by itself
         notebook = runbook_file(runbook)
     except Refused as error:
         return refused(runbook, host, error)
@@ -105,7 +106,7 @@ def launch(
     }
     with environment(settings), follower, _Stops(follower) as stops:
         trouble = _execute(notebook, typed.model_dump(), run_id)
-    return _outcome(book, run_id, runbook, spec.name, trouble, stopped=stops.asked)
+    return _outcome(book, run_id, runbook, spec.name, trouble, stopped=stops.asked, keys=keys)
 
 
 # -------------------------------------------------------------------------------------------- papermill
@@ -283,8 +284,20 @@ def environment(values: Mapping[str, str | None]) -> Iterator[None]:
 # -------------------------------------------------------------------------------------------- the outcome
 
 
-def _outcome(book: archive.Archive, run_id: str, runbook: str, host: str, executed: tuple[str, str], *, stopped: int) -> Outcome:
-    copy, trouble = executed
+def _outcome(
+    book: archive.Archive,
+    run_id: str,
+    runbook: str,
+    host: str,
+    executed: tuple[str, str],
+    *,
+    stopped: int,
+    keys: Sequence[str] = (),
+) -> Outcome:
+    redactor = Redactor()
+    for key in filter(None, keys):
+        redactor.learn("api-key", key)
+    copy, trouble = executed[0], redactor.text(executed[1], "message")
     folder = _settle(book, run_id)
     if folder is None:
         message = trouble or "the kernel ended before the run was opened"
@@ -300,20 +313,20 @@ def _outcome(book: archive.Archive, run_id: str, runbook: str, host: str, execut
             [],
             None,
             None,
-            Redactor().text(message, "message"),
+            message,
         )
     found = book.load(run_id)
     message = _what_went_wrong(found) or ("" if found.status == RunStatus.COMPLETED else trouble)
     if found.status == RunStatus.LOST:
-        message = f"{found.summary}\n{Redactor().text(trouble, 'message')}".strip()
+        message = f"{found.summary}\n{trouble}".strip()
     if found.trouble == LEFT_OPEN and trouble:
         # what a cell raised outside of a verb: the run itself never saw it
-        message = _what_went_wrong(found).replace(LEFT_OPEN, Redactor().text(trouble, "message"), 1)
+        message = _what_went_wrong(found).replace(LEFT_OPEN, trouble, 1)
     if folder.name.endswith(QUARANTINE):
         return _quarantined(found, runbook, host, folder)
     if copy:
         try:
-            archive.keep_beside(folder, "executed.ipynb", copy)
+            archive.keep_beside(folder, "executed.ipynb", copy, redactor)
         except RecordError as error:  # the record is sealed and whole without it
             message = message or f"the executed notebook could not be kept beside the record: {error}"
     if stopped and not message:

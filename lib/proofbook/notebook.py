@@ -25,7 +25,7 @@ from proofbook import archive, begun, live, procedures, record
 from proofbook.changes.custody import MachineCustody
 from proofbook.errors import BadParameter, ProofbookError
 from proofbook.host import Host
-from proofbook.inventory import HostSpec, connect, load_inventory
+from proofbook.inventory import HostSpec, api_key, connect, load_inventory
 from proofbook.journal import Journal, Writer
 from proofbook.procedures.base import Procedure, refuse_secrets
 from proofbook.redact import Redactor
@@ -148,7 +148,11 @@ def alone(run: Run, earlier: begun.Begun) -> None:
 
 
 def assemble(procedure: Procedure, parameters: Any, spec: HostSpec, *, attended: bool, earlier: begun.Begun | None = None) -> Run:
-    """Put a run together and open its record. Nothing is contacted yet."""
+    """Put a run together and open its record. Nothing is contacted yet.
+
+    Raises BadInventory, before there is a record, when the key of a service that the runbook speaks to cannot be had.
+    """
+    keys = {service.spec: api_key(service) for service in procedure.services(parameters, spec)}
     outputs = outputs_folder()
     transport, clock = connect(spec)
     host = Host(spec.name, transport, clock)
@@ -157,6 +161,8 @@ def assemble(procedure: Procedure, parameters: Any, spec: HostSpec, *, attended:
     begun = datetime.strptime(run_id.split("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     folder = archive.new_run_dir(outputs, procedure.name, spec.name, begun, run_id)
     redactor = Redactor()
+    for key in keys.values():
+        redactor.learn("api-key", key)
     writer = Writer(folder, redactor)
     journal = Journal(writer, run_id, clock.now)
     approved = str(getattr(parameters, "approved", "") or "")
@@ -176,6 +182,7 @@ def assemble(procedure: Procedure, parameters: Any, spec: HostSpec, *, attended:
         person=live.LiveGate(str(getattr(parameters, "approver", ""))) if attended else None,
         custody=MachineCustody(run_id, procedure.lease_s(parameters)) if procedure.changes_host else None,
         earlier=earlier,
+        keys=keys,
     )
     run.opened(
         {

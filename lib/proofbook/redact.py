@@ -41,6 +41,7 @@ class Hit:
 
 _STRONG = re.compile(
     r"passw|passphrase|passcode|secret|credential|sshpass"
+    r"|^api-ke?$"  # an option may be cut short: --api-k is --api-key
     r"|(?:api|access|private|signing|encryption|auth|master|account|shared|licen[cs]e|subscription|storage)[-_. ]?key"
 )
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
@@ -355,7 +356,25 @@ def _encodings(value: str) -> set[str]:
             raw.hex(),
             raw.hex().upper(),
         }
+    if len(raw) >= 8:
+        forms |= _inside_base64(raw)
     return {form for form in forms if len(form) >= _SHORTEST}
+
+
+def _inside_base64(raw: bytes) -> set[str]:
+    """What stands for ``raw`` in the base64 of something longer, in both alphabets, wherever it begins there.
+
+    Base64 turns three bytes into four characters, so there are three ways; the characters at the edges depend on the neighbours
+    and are left out.
+    """
+    forms = set()
+    for offset in range(3):
+        encoded = base64.b64encode(b"\0" * offset + raw)
+        first = -(-offset * 4 // 3)  # the first character that holds none of the bytes before
+        last = (offset + len(raw)) * 8 // 6  # behind the last one that holds none of the bytes after
+        form = encoded[first:last].decode()
+        forms |= {form, form.replace("+", "-").replace("/", "_")}
+    return forms
 
 
 #: Shorter values cannot be searched for without destroying unrelated text.

@@ -32,7 +32,7 @@ from proofbook.errors import (
     TransportError,
 )
 from proofbook.host import Hands, Host
-from proofbook.intent import ContainerSpec
+from proofbook.intent import ContainerSpec, ServiceSpec
 from proofbook.journal import Journal, Writer
 from proofbook.model import (
     Applied,
@@ -239,7 +239,9 @@ class Run:
         person: Person | None = None,
         custody: Custody | None = None,
         earlier: Earlier | None = None,
+        keys: Mapping[str, str] | None = None,
     ) -> None:
+        """``keys``: the API keys of services by their spec; the redactor must know them already."""
         self.about = about
         self.folder = folder
         self.host = host
@@ -253,6 +255,7 @@ class Run:
         self._person = person
         self._custody = custody
         self._earlier = earlier
+        self._keys = dict(keys or {})
         self._holds_for: Plan | None = None  # the plan for which this run holds the machine's lease
         self._unconfirmed: Applied | None = None
         self._came_to = RunStatus.COMPLETED
@@ -1107,6 +1110,9 @@ class _RunBench:
 
     def tunnel(self, port: int, container: ContainerSpec | None = None) -> AbstractContextManager[tuple[str, int]]:
         return self._run.host.transport.tunnel(port, self._address_of(container) if container else "127.0.0.1")
+
+    def key(self, service: ServiceSpec) -> str:
+        return self._run._keys.get(service.spec, "")
 
     def _address_of(self, container: ContainerSpec) -> str:
         """The first address that the container gives itself: its loopback is not the machine's."""

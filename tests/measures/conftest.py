@@ -49,6 +49,8 @@ class FakeSglang:
     info: dict[str, Any] = field(default_factory=lambda: {"version": "0.5.10", "model_path": "/m", "tp_size": 4})
     info_path: str = "/server_info"
     flush_status: int = 200
+    key: str = ""
+    brought: list[str] = field(default_factory=list)
     ids: bool = True
     before_answer: Callable[[int, dict[str, Any]], str | int | None] = lambda _n, _body: None
     text: Callable[[str, int], str | None] = lambda _prompt, _n: None
@@ -125,12 +127,25 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
+    def _known(self) -> bool:
+        """Whether the client brings the key; if not, it was told so."""
+        self.fake.brought.append(self.headers.get("authorization") or "")
+        if not self.fake.key or self.fake.brought[-1] == f"Bearer {self.fake.key}":
+            return True
+        self.rfile.read(int(self.headers.get("content-length") or 0))
+        self._say(401, {"error": "Unauthorized"})
+        return False
+
     def do_GET(self) -> None:
+        if not self._known():
+            return
         known = {self.fake.info_path: self.fake.info, "/v1/models": {"data": []}}
         self._say(200, known[self.path]) if self.path in known else self._say(404, {"detail": "Not Found"})
 
     def do_POST(self) -> None:
         fake = self.fake
+        if not self._known():
+            return
         length = int(self.headers.get("content-length") or 0)
         raw = self.rfile.read(length)
         if self.path == "/flush_cache":
@@ -194,6 +209,7 @@ class FakeBench:
         self.unit: Callable[[int], UnitFacts | str] = lambda _n: unit_facts()
         self.other: Callable[[Probe[Any]], Any] = lambda _probe: None
         self.no_way = ""
+        self.given = ""
         self.tunnelled: list[tuple[int, ContainerSpec | None]] = []
 
     def look(self, *probes: Probe[Any]) -> Seen:
@@ -214,6 +230,9 @@ class FakeBench:
         if self.no_way:
             raise CannotTell(self.no_way)
         yield "127.0.0.1", self.port
+
+    def key(self, service: ServiceSpec) -> str:
+        return self.given
 
     def keep(self, name: str, data: bytes, what: str) -> str:
         assert name

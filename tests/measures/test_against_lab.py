@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proofbook.host import Host
-from proofbook.intent import ContainerSpec
+from proofbook.intent import ContainerSpec, ServiceSpec
 from proofbook.inventory import HostSpec, Inventory, connect
 from proofbook.lab.sim import client
 from proofbook.measures.control import ControlPrompts
@@ -38,6 +38,9 @@ class LabBench:
         assert container is not None
         (said,) = self.host.gather([command(*container.enter(), "hostname", "-I", root=True)])
         return self.host.transport.tunnel(port, said.expect().split()[0])
+
+    def key(self, service: ServiceSpec) -> str:
+        return ""
 
     def keep(self, _name: str, data: bytes, _what: str) -> str:
         self.kept.append(data)

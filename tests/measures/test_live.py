@@ -81,7 +81,8 @@ def test_an_answer_of_one_token_tells_nothing_of_speculation() -> None:
         (reply({**GOOD, "finish_reason": {"type": "abort"}}), "aborted", "no reason given"),
         (reply(http=500, body=b'{"error": {"message": "NaN in the logits"}}'), "http", "HTTP 500: NaN in the logits"),
         (reply(http=422, body=b'{"detail": "bad schema"}'), "http", "HTTP 422: bad schema"),
-        (reply(http=401, body=b""), "http", "HTTP 401: no text"),
+        (reply(http=401, body=b""), "unauthorized", "HTTP 401: no text"),
+        (reply(http=403, body=b'{"error": "Forbidden"}'), "unauthorized", "HTTP 403: Forbidden"),
         (Reply(Ask.generate(GREEDY), trouble="deadline", problem="no answer within 120 s"), "deadline", "within 120 s"),
     ],
 )

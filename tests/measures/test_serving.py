@@ -7,10 +7,14 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
+from proofbook.host import WallClock
+from proofbook.measures.client import Client
 from proofbook.measures.paired import MIN_PAIRS
 from proofbook.measures.prompts import load
+from proofbook.measures.said import ServerSays
 from proofbook.measures.serving import Baseline, Gain, GainAgain, compare
 from proofbook.model import Measurement
 
@@ -215,6 +219,54 @@ def test_other_prompts_make_no_pair(baseline: Callable[..., Measurement], gain: 
     after = gain(before)
     assert after.value["not_measured_at"] == [1]
     assert "other prompts" in after.problems[0]
+
+
+KEY = "s3rver-Key-which-nobody-knows"
+
+
+def test_a_server_that_demands_a_key_is_asked_with_it(baseline: Callable[..., Measurement], sglang: Any, bench: Any) -> None:
+    sglang.key = bench.given = KEY
+    sglang.info |= {"api_key": KEY}
+    found = baseline(concurrency=(1,))
+    assert (found.value["refused"], levels(found)[1]["complete"], found.problems) == ("", True, ())
+    assert set(sglang.brought) == {f"Bearer {KEY}"}
+    assert KEY not in json.dumps(found.value)
+    before = found.value["config"]["sha256"]
+    sglang.info |= {"api_key": "another"}
+    assert baseline(concurrency=(1,)).value["config"]["sha256"] == before, "no digest tells of the key"
+
+
+@pytest.mark.parametrize("given", ("", "another-key-than-its-own"))
+def test_a_server_that_refuses_us_is_not_asked_the_rest(
+    baseline: Callable[..., Measurement], sglang: Any, bench: Any, given: str
+) -> None:
+    sglang.key, bench.given = KEY, given
+    found = baseline(concurrency=(1, 4))
+    assert found.value["refused"] == "HTTP 401: Unauthorized"
+    assert len(sglang.brought) == 1
+    assert [level["completed"] for level in found.value["levels"]] == [0, 0]
+    assert given not in json.dumps(msgspec.to_builtins(found)) or not given
+
+
+def test_a_key_is_not_in_what_a_client_says_of_itself() -> None:
+    assert KEY not in repr(Client("127.0.0.1", 1, WallClock(), key=KEY))
+
+
+@pytest.mark.parametrize(
+    ("info", "said", "why"),
+    [
+        ({"version": "0.5.10", "api_key": KEY}, {"version": "0.5.10"}, ""),
+        ([1], None, "HTTP 200"),
+    ],
+)
+def test_what_a_server_says_of_itself(bench: Any, service: Any, sglang: Any, info: Any, said: Any, why: str) -> None:
+    sglang.key = bench.given = KEY
+    sglang.info = info
+    found = ServerSays(service).take(bench)
+    assert found.value["said"] == said
+    assert why in found.value["why"]
+    sglang.info_path = "/get_server_info"
+    assert ServerSays(service).take(bench).value["path"] == "/get_server_info"
 
 
 def test_a_cache_that_cannot_be_emptied_is_told(baseline: Callable[..., Measurement], sglang: Any) -> None:

@@ -245,6 +245,8 @@ def test_a_learned_value_never_survives_in_any_encoding(secret: str, before: str
         urllib.parse.quote_plus(secret),
         base64.b64encode(raw).decode(),
         base64.urlsafe_b64encode(raw).decode(),
+        *(base64.b64encode(b"x" * n + raw + b'", "more": 1}').decode() for n in range(8)),
+        *(base64.urlsafe_b64encode(b"?>" * n + raw + b"??").decode() for n in range(4)),
         raw.hex(),
     ):
         text = f"{before} {form} {after}"

@@ -186,10 +186,10 @@ def without_renderings() -> None:
 def only_the_change() -> None:
     mtp.fit = lambda run: (_Asked(),)
     mtp.baseline = lambda run, ready: _Measured()
-    mtp.effect = lambda run, applied: ()
+    mtp.effect = lambda run, applied, said: ()
     for left_out in ("control", "stability", "gain", "gain_again", "control_again"):
         setattr(mtp, left_out, lambda *_: None)
-    for unasked in ("not_drift", "effect_again"):
+    for unasked in ("asked", "not_drift", "effect_again"):
         setattr(mtp, unasked, lambda *_: ())
     mtp.to_suspend = lambda run, applied, *_: applied if run.parameters.measure_again and applied.outcome == "done" else None
     mtp.to_reinstate = lambda suspended, drift: suspended if suspended and suspended.outcome == "suspended" else None

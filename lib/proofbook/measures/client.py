@@ -77,7 +77,8 @@ class Client:
     """A client of one server behind a tunnel: ``with Client(address, port, clock, answer_s=120) as client``.
 
     ``answer_s`` is the deadline of each request. It counts on the host's clock and on the real one, whichever is first: a
-    simulated host may let hours pass in a moment, and a real one that hangs does not get more than its time.
+    simulated host may let hours pass in a moment, and a real one that hangs does not get more than its time. ``key`` is the
+    server's API key, "" for none.
     """
 
     address: str
@@ -85,6 +86,7 @@ class Client:
     clock: Clock
     answer_s: float = 120.0
     connect_s: float = 10.0
+    key: str = field(default="", repr=False)
     _loop: asyncio.AbstractEventLoop = field(init=False, repr=False)
     _thread: threading.Thread = field(init=False, repr=False)
     _http: httpx.AsyncClient = field(init=False, repr=False)
@@ -100,7 +102,10 @@ class Client:
             # WHY no connection is used twice: servers close idle ones after seconds, and through a tunnel that is known too late;
             # a request that falls into that gap would look like a server that went away.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-            headers={"accept-encoding": "identity"},  # what is kept as evidence is what came
+            headers={
+                "accept-encoding": "identity",  # what is kept as evidence is what came
+                **({"authorization": f"Bearer {self.key}"} if self.key else {}),
+            },
             # WHY: a proxy from the environment must not get what belongs on loopback.
             trust_env=False,
         )

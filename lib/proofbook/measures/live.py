@@ -34,6 +34,7 @@ from proofbook.intent import ContainerSpec, ServiceSpec
 from proofbook.measures.client import Ask, Client, Reply
 from proofbook.model import Measure, Measurement
 from proofbook.probes.systemd import UnitState
+from proofbook.redact import secret_name
 
 __all__ = ["CONFIG", "Live", "completed", "measured", "middle", "on_the_bench", "request_of", "speculation_of", "took_part"]
 
@@ -48,8 +49,10 @@ CONFIG = (
     "mamba_strategy", "disable_overlap_schedule", "disable_radix_cache", "context_length",
 )  # fmt: skip
 
-#: After one of these a server is not asked the rest: it is gone, or each further request would wait just as long.
-_GONE = {"refused", "closed", "deadline", "unreachable", "not-asked"}
+#: After one of these a server is not asked the rest: it is gone, or each further request would end just like it.
+_GONE = {"refused", "closed", "deadline", "unreachable", "not-asked", "unauthorized"}
+#: HTTP statuses of a server that knows us not, or may not let us in.
+_UNAUTHORIZED = (401, 403)
 
 #: How long a server that broke off gets to be seen as dead (seconds of the host).
 _DYING_S = 5.0
@@ -85,7 +88,8 @@ def request_of(reply: Reply) -> dict[str, Any]:
     except ValueError:
         answer = None
     if reply.http != 200:
-        return said | {"trouble": "http", "problem": f"HTTP {reply.http}: {_message(answer, reply.body)}"}
+        trouble = "unauthorized" if reply.http in _UNAUTHORIZED else "http"
+        return said | {"trouble": trouble, "problem": f"HTTP {reply.http}: {_message(answer, reply.body)}"}
     meta = answer.get("meta_info") if isinstance(answer, dict) else None
     if not isinstance(meta, dict) or not isinstance(answer.get("text"), str):
         return said | {"trouble": "answer", "problem": "the answer is not one of /generate (no text, or no meta_info)"}
@@ -136,7 +140,8 @@ def _message(answer: Any, body: bytes) -> str:
     """The server's own words for an error: FastAPI says ``detail``, SGLang ``error.message`` or ``message``."""
     if isinstance(answer, dict):
         error = answer.get("error")
-        found = error.get("message") if isinstance(error, dict) else answer.get("message") or answer.get("detail")
+        told = error if isinstance(error, str) else answer.get("message") or answer.get("detail")
+        found = error.get("message") if isinstance(error, dict) else told
         if found:
             return str(found)[:300]
     return body[:300].decode("utf-8", "backslashreplace").strip() or "no text"
@@ -199,6 +204,7 @@ class Live:
     lives: list[dict[str, Any]] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
     gone: str = ""  # why the server is not asked any more
+    refused: str = ""  # its words, when it wants an API key, or another one
     waited: bool = False  # for what became of a server that is gone
 
     # -------------------------------------------------------------------------------------------- the machine's side
@@ -275,6 +281,7 @@ class Live:
             good = len(requests) - len(bad)
             self.problems.append(f"{what}: {good} of {asked} requests were answered; {bad[0]['prompt']}: {bad[0]['problem']}")
         self.gone = next((r["problem"] for r in bad if r["trouble"] in _GONE), "")
+        self.refused = self.refused or next((r["problem"] for r in bad if r["trouble"] == "unauthorized"), "")
         # WHY only there: a simulated host's clock is not ours, so its seconds and ours need not agree.
         if isinstance(self.bench.host.clock, WallClock):
             odd = [r for r in requests if r["e2e_s"] is not None and r["e2e_s"] > r["client_s"] * _CLOCKS_AGREE + 0.05]
@@ -296,26 +303,43 @@ class Live:
             self.bench.host.clock.sleep(1.0)
         return reply.ok
 
-    def config(self) -> dict[str, Any]:
-        """What the server says of itself. It asks its scheduler for that, so one that is stuck does not answer."""
-        empty = {"endpoint": "", **dict.fromkeys((*CONFIG, "effective_max_running", "avg_accept_length")), "sha256": ""}
-        if self.gone:
-            return {"known": False, "unknown": self.gone, **empty}
+    def server_info(self) -> tuple[str, dict[str, Any] | None, str]:
+        """The address, what the server says of itself there (None: nothing), and why not.
+
+        It asks its scheduler for that, so one that is stuck does not answer. WHY without what is secret by its name: a server
+        shows its API key among its arguments, and of these a digest is told.
+        """
         # WHY both: /get_server_info is the older name, deprecated since 0.5.6
         for path in ("/server_info", "/get_server_info"):
             reply = self.client.one(Ask(path), answer_s=30)
             if reply.http != 404:
                 break
-        try:
-            said = reply.json() if reply.ok else None
-        except ValueError:
-            said = None
-        if not isinstance(said, dict):
-            why = reply.problem or f"HTTP {reply.http}: {_message(None, reply.body)}"
-            self.problems.append(f"{path}: {why}")
+        said = _parsed(reply)
+        if reply.ok and isinstance(said, dict):
+            self._keep("server info", [reply])
+            return path, {name: value for name, value in said.items() if not secret_name(name)}, ""
+        why = reply.problem or f"HTTP {reply.http}: {_message(said, reply.body)}"
+        self.problems.append(f"{path}: {why}")
+        if reply.http in _UNAUTHORIZED:
+            self.gone = self.refused = why
+        return path, None, why
+
+    def config(self) -> dict[str, Any]:
+        """What the server says of its arguments."""
+        empty = {"endpoint": "", **dict.fromkeys((*CONFIG, "effective_max_running", "avg_accept_length")), "sha256": ""}
+        if self.gone:
+            return {"known": False, "unknown": self.gone, **empty}
+        path, said, why = self.server_info()
+        if said is None:
             return {"known": False, "unknown": why, **empty}
-        self._keep("server info", [reply])
         return {"known": True, "unknown": "", **empty, "endpoint": path, **_config(said)}
+
+
+def _parsed(reply: Reply) -> Any:
+    try:
+        return reply.json()
+    except ValueError:
+        return None
 
 
 def _news(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
@@ -378,7 +402,7 @@ def on_the_bench(
         why = ""
         try:
             address, port = stack.enter_context(bench.tunnel(_port(service), container))
-            client = stack.enter_context(Client(address, port, bench.host.clock, answer_s))
+            client = stack.enter_context(Client(address, port, bench.host.clock, answer_s, key=bench.key(service)))
         except CannotTell as error:
             why = f"there is no way to the service's port: {error}"
             client = _Unreachable(why)

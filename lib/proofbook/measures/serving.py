@@ -5,7 +5,7 @@ warm-up and with an empty prefix cache. Its shape in ``Measurement.value``:
 
 ``config`` ``steady`` (see :mod:`proofbook.measures.live`) · ``template`` ``prompt_set`` ``temperature`` ``rounds``
 ``concurrency`` · ``speculation`` (on, off, unknown) · ``answers`` (greedy, alone in the batch): {prompt: {text, ids}} ·
-``levels``:
+``refused`` (the server's words when it wants an API key, or another one) · ``levels``:
 ``level`` ``skipped`` ``asked`` ``completed`` ``complete`` ``flushed`` · medians ``s_per_token`` ``tokens_per_s``
 ``accept_length`` · ``tokens`` ``requests``
 """
@@ -74,6 +74,7 @@ def take_arm(live: Live, *, concurrency: Sequence[int], rounds: int, template: s
         "rounds": rounds,
         "concurrency": sorted(concurrency),
         "levels": levels,
+        "refused": live.refused,
         "answers": answers,
         "speculation": speculation_of(requests),
     }

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from proofbook.errors import BadParameter
+from proofbook.intent import ServiceSpec
 
 _SECRET_NAME = re.compile(r"token|secret|passw|api_?key|credential|private", re.I)
 
@@ -56,6 +57,8 @@ class Procedure:
     parameters: type[ProcedureParameters]
     accepts: Callable[[Any, Any], None]  # (parameters, host spec): raises Refused for what does not fit together
     lease_s: Callable[[Any], float] = lambda _parameters: 3600.0  # how long a change may take until it is kept, seconds
+    #: (parameters, host spec): the services that the runbook speaks to, whose API keys it needs
+    services: Callable[[Any, Any], tuple[ServiceSpec, ...]] = lambda _parameters, _spec: ()
 
     def describe(self) -> dict[str, Any]:
         """As ``proofbook runbooks --json`` gives it."""

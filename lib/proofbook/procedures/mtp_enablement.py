@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from proofbook.changes.nothing import NotToBeMade
 from proofbook.changes.unit_file import EnableMTP
 from proofbook.checks.mtp import accepted as accepted_checks
+from proofbook.checks.mtp.asked import CanBeAsked
 from proofbook.checks.mtp.effect import took_effect
-from proofbook.checks.mtp.fit import FitToChange
+from proofbook.checks.mtp.fit import KEY, FitToChange
 from proofbook.checks.mtp.holds import Holds
 from proofbook.checks.mtp.ladder import NEEDED
 from proofbook.checks.mtp.ladder import decide as climb
@@ -25,6 +26,7 @@ from proofbook.errors import BadParameter, CannotTell
 from proofbook.intent import ContainerSpec, ServiceSpec
 from proofbook.inventory import HostSpec
 from proofbook.measures.control import ControlPrompts
+from proofbook.measures.said import ServerSays
 from proofbook.measures.serving import Baseline, Gain, GainAgain
 from proofbook.measures.stability import Stability
 from proofbook.model import Applied, Change, Check, Decision, Measure, Measurement, Verdict
@@ -61,6 +63,8 @@ class Parameters(ProcedureParameters):
     environment: str = Field("", description="further variables, NAME=value separated by commas; never secrets")
     style: Literal["drop-in", "edit"] = Field("drop-in", description="drop-in, or edit: change the file that holds the command")
     kill_leftovers: bool = Field(False, description="true kills what outlives the stop, inside the unit's control group only")
+    api_key_env: str = Field("", description="the variable, here, that holds the server's API key; empty: as the inventory says")
+    api_key_file: str = Field("", description="or the file, here, mode 600, that holds it")
     concurrency: str = Field("1,2,4,8", description="requests at once that are compared, separated by commas")
     must_gain_at: str = Field("", description="concurrencies that must gain, separated by commas; empty: any one")
     stability_minutes: float = Field(10.0, gt=0, le=240, description="how long it must hold under load, minutes")
@@ -135,6 +139,18 @@ def accepts(parameters: Parameters, spec: HostSpec) -> None:
 
 
 def _service(parameters: Parameters, spec: HostSpec) -> ServiceSpec:
+    found = _declared(parameters, spec)
+    if not parameters.api_key_env and not parameters.api_key_file:
+        return found
+    named = {"api_key_env": parameters.api_key_env, "api_key_file": parameters.api_key_file}
+    try:
+        return ServiceSpec(**(found.model_dump() | named))
+    except ValidationError as error:
+        why = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise BadParameter(f"api_key_env or api_key_file is not usable: {why}", hint=KEY) from None
+
+
+def _declared(parameters: Parameters, spec: HostSpec) -> ServiceSpec:
     if parameters.unit:
         return spec.service(parameters.unit)
     if len(spec.services) != 1:
@@ -155,6 +171,7 @@ PROCEDURE = Procedure(
     parameters=Parameters,
     accepts=accepts,
     lease_s=lambda parameters: float(parameters.guard_minutes) * 60,
+    services=lambda parameters, spec: (_service(parameters, spec),),
 )
 
 # ----------------------------------------------------------------------------------------- compositions
@@ -184,9 +201,14 @@ def baseline(run: Run, ready: Findings) -> Measure | None:
     return Baseline(service(run), container(run), concurrency=run.parameters.levels)
 
 
-def change(run: Run, ready: Findings, before: Measurement | None) -> Change:
-    """The change, or none when the first question was answered with no."""
-    reasons = tuple(f.reason for f in ready if f.verdict is Verdict.FAIL)
+def asked(run: Run, before: Measurement | None) -> tuple[Check, ...]:
+    """Whether the server answers us at all."""
+    return (CanBeAsked(before, service(run)),) if before is not None else ()
+
+
+def change(run: Run, ready: Findings, asked: Findings, before: Measurement | None) -> Change:
+    """The change, or none when one of the first questions was answered with no."""
+    reasons = tuple(f.reason for f in (*ready, *asked) if f.verdict is Verdict.FAIL)
     if reasons and not run.resuming:
         return NotToBeMade(f"Speculation of {service(run).spec}", reasons)
     parameters = run.parameters
@@ -202,11 +224,18 @@ def change(run: Run, ready: Findings, before: Measurement | None) -> Change:
     )
 
 
-def effect(run: Run, applied: Applied) -> tuple[Check, ...]:
+def said(run: Run, applied: Applied | None) -> Measure | None:
+    """What the server says of itself, where only a client with its key gets an answer; elsewhere the checks ask it themselves."""
+    if applied is None or _refused(applied) or applied.outcome == "failed" or not service(run).has_key:
+        return None
+    return ServerSays(service(run), container(run))
+
+
+def effect(run: Run, applied: Applied, said: Measurement | None) -> tuple[Check, ...]:
     """Did it take effect? Not asked when nothing may be changed."""
     if _refused(applied):
         return ()
-    return took_effect(service(run), container(run), run.parameters.speculation, applied)
+    return took_effect(service(run), container(run), run.parameters.speculation, applied, said)
 
 
 def control(run: Run, before: Measurement | None, applied: Applied, effect: Findings) -> Measure | None:
@@ -300,11 +329,9 @@ def to_reinstate(suspended: Applied | None, drift: Findings) -> Applied | None:
     return suspended if suspended is not None and suspended.outcome == "suspended" and not doubted else None
 
 
-def effect_again(run: Run, reinstated: Applied | None) -> tuple[Check, ...]:
+def effect_again(run: Run, reinstated: Applied | None, said: Measurement | None) -> tuple[Check, ...]:
     """The process that would stay is a new one: nothing that was seen of the first one is taken for granted."""
-    if reinstated is None or _refused(reinstated):
-        return ()
-    return took_effect(service(run), container(run), run.parameters.speculation, reinstated)
+    return effect(run, reinstated, said) if reinstated is not None else ()
 
 
 def control_again(run: Run, before: Measurement | None, reinstated: Applied | None, effect: Findings) -> Measure | None:
@@ -377,6 +404,7 @@ __all__ = [
     "PROCEDURE",
     "Parameters",
     "accepted",
+    "asked",
     "baseline",
     "change",
     "control",
@@ -391,6 +419,7 @@ __all__ = [
     "not_drift",
     "picture_again",
     "pictures",
+    "said",
     "stability",
     "to_reinstate",
     "to_suspend",

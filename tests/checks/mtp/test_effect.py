@@ -28,6 +28,7 @@ from .conftest import (
     applied,
     entries,
     judged,
+    measurement,
     process,
     said,
     unit,
@@ -38,6 +39,8 @@ RUNS = RunsAsPlanned(SERVICE, CONTAINER, applied())
 WHOLE = IsWhole(SERVICE, CONTAINER)
 ON = SpeculationIsOn(SERVICE, CONTAINER, WANTED, applied())
 FAST = WhyThatFast(SERVICE, CONTAINER, applied())
+#: What a client of it was told, where it demands a key.
+CLIENT = measurement({"path": "/server_info", "said": INFO, "why": ""}, "serving.ServerSays")
 
 
 def test_a_healthy_server_passes_all(values: dict[Any, Any]) -> None:
@@ -109,6 +112,13 @@ def test_a_scheduler_that_does_not_answer(values: dict[Any, Any]) -> None:
     values[ServerInfo(URL, CONTAINER)] = f"?{URL}/server_info: no answer within 10 s"
     assert worst_of(judged(WHOLE, values)) == "FAIL"
     values[ServerInfo(URL, CONTAINER)] = f"?{URL}/server_info: HTTP 401 (it wants an API key)"
+    for check in (IsWhole(SERVICE, CONTAINER, CLIENT), SpeculationIsOn(SERVICE, CONTAINER, WANTED, applied(), CLIENT)):
+        assert worst_of(judged(check, values)) == "PASS", "asked as a client it told all of it"
+        assert ServerInfo(URL, CONTAINER) not in check.needs()
+    silent = replace(CLIENT, value={"path": "/server_info", "said": None, "why": "no answer within 30 s"})
+    assert "its scheduler does not answer: /server_info: no answer within 30 s" in said(
+        judged(IsWhole(SERVICE, CONTAINER, silent), values)
+    )
     assert worst_of(judged(WHOLE, values)) == "UNKNOWN"
 
 

@@ -127,6 +127,25 @@ def test_simulated_acceptance(values_before: dict[Any, Any]) -> None:
     assert "acceptance is made up" in bad.reason
 
 
+@pytest.mark.parametrize("words", (("--api-key", "sk-1234567890"), ("--api-key=sk-1234567890",), ("--api-k", "sk-1234567890")))
+def test_a_server_that_demands_a_key(values_before: dict[Any, Any], words: tuple[str, ...]) -> None:
+    values_before[UnitProcess(UNIT, CONTAINER)] = process((*PLAIN, *words))
+    (bad,) = [
+        f for f in judged(FIT, values_before) if f.verdict == "FAIL" and "--api-key" in f.reason and "none is given" in f.reason
+    ]
+    assert "api_key_env=NAME or api_key_file=PATH" in bad.what_to_do
+    given = SERVICE.model_copy(update={"api_key_env": "SGLANG_KEY"})
+    findings = judged(FitToChange(given, CONTAINER, WANTED), values_before)
+    assert "demands an API key (--api-key), and one is named here" in said(findings)
+    assert "sk-1234567890" not in said(judged(FIT, values_before)) + said(findings)
+
+
+def test_a_key_for_the_admin_alone(values_before: dict[Any, Any]) -> None:
+    values_before[UnitProcess(UNIT, CONTAINER)] = process((*PLAIN, "--admin-api-key", "sk-1234567890"))
+    assert "it lets nobody empty its prefix cache" in said(judged(FIT, values_before))
+    assert "none is given" not in said(judged(FIT, values_before))
+
+
 def test_a_description_is_no_evidence(values_before: dict[Any, Any]) -> None:
     values_before[UnitState(UNIT, CONTAINER)] = unit(description="SGLang Qwen BF16 (MTP enabled)")
     findings = judged(FIT, values_before)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from proofbook.checks.mtp.accepted import AnswersAreRight, DraftsAreAccepted, LivedThrough, SpeculationWasUsed
+from proofbook.checks.mtp.asked import CanBeAsked
 from proofbook.checks.mtp.budget import GIB, Wish, budget, shape_of
 from proofbook.checks.mtp.effect import took_effect
 from proofbook.checks.mtp.holds import Holds
@@ -324,6 +325,36 @@ def test_a_second_measurement_that_says_nothing() -> None:
         assert (str(whole.verdict), why in whole.reason) == ("UNKNOWN", True), whole.reason
         decision = decide([*judged(WorthIt(first)), whole], needed=("mtp.WorthIt", "mtp.NotDrift"))
         assert (decision.keep, decision.rung) == (False, "INCONCLUSIVE")
+
+
+# --------------------------------------------------------------------------------------------------------- asked
+
+
+def asked_at(n: int, completed: int, asked: int = 36, skipped: str = "") -> dict[str, Any]:
+    return {"level": n, "completed": completed, "asked": asked, "complete": completed == asked, "skipped": skipped}
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict", "why"),
+    [
+        ({"levels": [asked_at(1, 36), asked_at(8, 0, skipped="above the effective cap of 6")]}, "PASS", "all 36 requests"),
+        ({"levels": [asked_at(1, 36), asked_at(8, 30)]}, "WARN", "30 of 36 at concurrency 8"),
+        ({"levels": [asked_at(1, 0)]}, "FAIL", "no request was answered"),
+        ({}, "FAIL", "no request was answered, so there is nothing to compare with: nothing was asked"),
+        ({"refused": "HTTP 401: Unauthorized"}, "FAIL", "it refuses us (HTTP 401: Unauthorized): it demands an API key"),
+    ],
+)
+def test_whether_the_server_answers_us(value: dict[str, Any], verdict: str, why: str) -> None:
+    (finding,) = judged(CanBeAsked(measurement(value, "serving.Baseline"), SERVICE))
+    assert (str(finding.verdict), why in finding.reason) == (verdict, True), finding.reason
+    assert verdict != "FAIL" or decide([finding]).rung == "PREFLIGHT_FAIL"
+
+
+def test_a_key_that_is_not_the_servers() -> None:
+    given = SERVICE.model_copy(update={"api_key_file": "/root/key"})
+    (finding,) = judged(CanBeAsked(measurement({"refused": "HTTP 401: Unauthorized"}, "serving.Baseline"), given))
+    assert "the API key that was given is not the one that it demands" in finding.reason
+    assert "what api_key_env or api_key_file names" in finding.what_to_do
 
 
 # -------------------------------------------------------------------------------------------------------- ladder

@@ -55,6 +55,34 @@ def started(one: Server) -> Start:
     return reader.starts[-1]
 
 
+KEY, ADMIN = "key-of-this-server", "key-of-its-admin"
+
+
+@pytest.mark.parametrize("version", ("0.5.5", "0.5.9", "0.5.20", "0.5.23"))
+def test_who_brings_no_key_is_refused(version: str) -> None:
+    one = Server((*BASE, "--api-key", KEY), {}, version)
+    asked = json.dumps({"text": "x", "sampling_params": {"max_new_tokens": 4}}).encode()
+    for path, method in (("/generate", "POST"), ("/v1/chat/completions", "POST"), ("/server_info", "GET"), ("/v1/models", "GET")):
+        for brought in ("", "Bearer another", KEY, f"Basic {KEY}"):
+            reply = one.answer(method, path, asked, authorization=brought)
+            assert (reply.status, json.loads(reply.body)) == (401, {"error": "Unauthorized"})
+    assert one.requests == 0, "nothing was generated"
+    reply = one.answer("POST", "/generate", asked, authorization=f"Bearer {KEY}")
+    assert (reply.status, one.requests) == (200, 1)
+    assert one.answer("POST", "/generate", asked, authorization=f"bearer {KEY}").status == (401 if version == "0.5.5" else 200)
+    for open_to_all in ("/health", "/health_generate", "/metrics"):
+        assert one.answer("GET", open_to_all).status != 401
+    assert (one.answer("GET", "/ready").status == 200) is (version in ("0.5.20", "0.5.23"))
+    assert any(f"api_key='{KEY}'" in text or f"'api_key': '{KEY}'" in text for _, text in one.startup()), "as the real one does"
+
+
+def test_emptying_the_cache_is_for_the_admin_where_there_is_one() -> None:
+    one = Server((*BASE, "--api-key", KEY, "--admin-api-key", ADMIN), {}, "0.5.10")
+    assert one.answer("POST", "/flush_cache", authorization=f"Bearer {KEY}").status == 401
+    assert one.answer("POST", "/flush_cache", authorization=f"Bearer {ADMIN}").status == 200
+    assert one.answer("GET", "/server_info", authorization=f"Bearer {KEY}").status == 200
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_log_reader_understands_the_start_of_every_release(version: str) -> None:
     one = server(version)

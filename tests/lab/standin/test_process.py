@@ -153,6 +153,24 @@ def _status(one: Running) -> str:
     return str(connection.getresponse().status)
 
 
+def test_a_real_process_refuses_who_brings_no_key(run: Callable[..., Running]) -> None:
+    one = run("--api-key", "key-of-this-server")
+    one.ready()
+
+    def asked(path: str, **headers: str) -> tuple[int, bytes]:
+        connection = HTTPConnection(one.address, PORT, timeout=60)
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+    assert asked("/server_info") == (401, b'{"error":"Unauthorized"}')
+    assert asked("/server_info", Authorization="Bearer another")[0] == 401
+    status, body = asked("/server_info", Authorization="Bearer key-of-this-server")
+    assert (status, json.loads(body)["tp_size"]) == (200, 4)
+    assert asked("/health")[0] == 200
+    one.until(lambda: '"GET /server_info HTTP/1.1" 401 Unauthorized' in one.log, "the refusal is logged")
+
+
 def test_a_port_that_somebody_else_owns(run: Callable[..., Running]) -> None:
     first = run(*MTP)
     first.ready()

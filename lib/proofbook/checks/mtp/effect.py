@@ -12,9 +12,9 @@ from proofbook.checks.mtp.fit import SIMULATE
 from proofbook.checks.mtp.speculation import Speculation
 from proofbook.checks.mtp.start import StartStory, read_start
 from proofbook.intent import ContainerSpec, ServiceSpec
-from proofbook.model import Applied, Check, Finding, Probe, Seen, Suggested, Verdict
+from proofbook.model import Applied, Check, Finding, Measurement, Probe, Seen, Suggested, Verdict
 from proofbook.probes.journal import UnitJournal, UnitLog
-from proofbook.probes.sglang import PortOwner, Processes, ServedCache, ServerInfo, base_of, port_of
+from proofbook.probes.sglang import PortOwner, Processes, ServedCache, ServerFacts, ServerInfo, base_of, port_of
 from proofbook.probes.systemd import UnitFacts, UnitProcess, UnitState
 from proofbook.redact import Redactor
 
@@ -22,14 +22,21 @@ __all__ = ["IsWhole", "RunsAsPlanned", "SpeculationIsOn", "Started", "WhyThatFas
 
 
 def took_effect(
-    service: ServiceSpec, container: ContainerSpec | None, speculation: Speculation, applied: Applied
+    service: ServiceSpec,
+    container: ContainerSpec | None,
+    speculation: Speculation,
+    applied: Applied,
+    said: Measurement | None = None,
 ) -> tuple[Check, ...]:
-    """All checks of this question, in the order in which they are read."""
+    """All checks of this question, in the order in which they are read.
+
+    ``said``: what the server says of itself, where it was asked as its client; without it a command on the machine asks.
+    """
     return (
         Started(service, applied),
         RunsAsPlanned(service, container, applied),
-        IsWhole(service, container),
-        SpeculationIsOn(service, container, speculation, applied),
+        IsWhole(service, container, said),
+        SpeculationIsOn(service, container, speculation, applied, said),
         WhyThatFast(service, container, applied),
     )
 
@@ -38,6 +45,24 @@ def _digest(argv: Sequence[str]) -> str:
     import hashlib
 
     return hashlib.sha256("\0".join(argv).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _asks(service: ServiceSpec, container: ContainerSpec | None, said: Measurement | None) -> tuple[Probe[Any], ...]:
+    return () if said is not None else (ServerInfo(base_of(service.url), container),)
+
+
+def _info(
+    seen: Seen, service: ServiceSpec, container: ContainerSpec | None, said: Measurement | None
+) -> tuple[ServerFacts | None, str]:
+    """What the server says of itself, or why that is not known."""
+    if said is None:
+        return tell(seen, ServerInfo(base_of(service.url), container)).pair
+    told = said.value.get("said")
+    return (
+        (ServerFacts(str(said.value.get("path")), told), "")
+        if told
+        else (None, f"{said.value.get('path')}: {said.value.get('why')}")
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- started
@@ -204,12 +229,13 @@ class IsWhole(Check):
 
     service: ServiceSpec
     container: ContainerSpec | None
+    said: Measurement | None = field(default=None, repr=False)
     name: ClassVar[str] = "mtp.IsWhole"
     title: ClassVar[str] = "Are all its ranks alive, and do they answer?"
 
     def needs(self) -> tuple[Probe[Any], ...]:
         unit, container = self.service.name, self.container
-        return (Processes(unit, container), ServerInfo(base_of(self.service.url), container))
+        return (Processes(unit, container), *_asks(self.service, container, self.said))
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
         return [self._processes(seen), self._answers(seen)]
@@ -218,7 +244,7 @@ class IsWhole(Check):
         table, why = tell(seen, Processes(self.service.name, self.container)).pair
         if table is None:
             return unseen(self, why, self.service.spec)
-        info, _ = tell(seen, ServerInfo(base_of(self.service.url), self.container)).pair
+        info, _ = _info(seen, self.service, self.container, self.said)
         ranks = sorted({p.rank for p in table.schedulers})
         wanted = int((info.number("tp_size") if info else None) or 0)
         dead = [p.title for p in table.processes if p.state == "Z"]
@@ -246,11 +272,11 @@ class IsWhole(Check):
         return self.passed(f"all {wanted} schedulers and the detokenizer live ({join(ranks)})", **about)
 
     def _answers(self, seen: Seen) -> Finding:
-        info, why = tell(seen, ServerInfo(base_of(self.service.url), self.container)).pair
+        info, why = _info(seen, self.service, self.container, self.said)
         about: dict[str, Any] = {"subject": self.service.spec}
         if info is not None:
             return self.passed(f"its scheduler answers ({info.path}, SGLang {info.version or 'of unknown version'})", **about)
-        if "no answer within" in why or "connection refused" in why or "without an answer" in why:
+        if any(words in why for words in ("no answer within", "connection refused", "no connection", "without a")):
             return self.failed(
                 f"its scheduler does not answer: {why}",
                 action=Suggested.ROLL_BACK,
@@ -274,11 +300,12 @@ class SpeculationIsOn(Check):
     container: ContainerSpec | None
     speculation: Speculation
     applied: Applied = field(repr=False)
+    said: Measurement | None = field(default=None, repr=False)
     name: ClassVar[str] = "mtp.SpeculationIsOn"
     title: ClassVar[str] = "Does the server say that speculation is on?"
 
     def needs(self) -> tuple[Probe[Any], ...]:
-        return (UnitJournal(self.service.name, self.container), ServerInfo(base_of(self.service.url), self.container))
+        return (UnitJournal(self.service.name, self.container), *_asks(self.service, self.container, self.said))
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
         log, no_log = tell(seen, UnitJournal(self.service.name, self.container)).pair
@@ -293,7 +320,7 @@ class SpeculationIsOn(Check):
         return self.failed(reason, subject=self.service.spec, action=Suggested.ROLL_BACK, what_to_do=what, **more)
 
     def _says(self, seen: Seen) -> Finding:
-        info, why = tell(seen, ServerInfo(base_of(self.service.url), self.container)).pair
+        info, why = _info(seen, self.service, self.container, self.said)
         if info is None:
             return unseen(self, f"what the server says of itself: {why}", self.service.spec)
         wanted = {
@@ -371,7 +398,7 @@ class SpeculationIsOn(Check):
         )
 
     def _running(self, seen: Seen, story: StartStory) -> Finding:
-        info, _ = tell(seen, ServerInfo(base_of(self.service.url), self.container)).pair
+        info, _ = _info(seen, self.service, self.container, self.said)
         effective = (info.effective_running if info else None) or (story.start.capacity if story.start else None)
         asked = info.number("max_running_requests") if info else None
         about: dict[str, Any] = {"subject": self.service.spec, "observed": effective, "expected": asked}

@@ -21,10 +21,15 @@ from proofbook.probes.sglang_flags import FlagSet, check_argv, flags_of, resolve
 from proofbook.probes.systemd import ProcessFacts, UnitProcess, UnitState
 from proofbook.probes.unit_files import UnitFiles, UnitFileSet, UnitSettings
 
-__all__ = ["FitToChange"]
+__all__ = ["KEY", "FitToChange"]
 
 #: Fakes acceptance: with it set, no number about drafts is true.
 SIMULATE = "SGLANG_SIMULATE_ACC_LEN"
+#: How somebody gives a server's key.
+KEY = (
+    "Put the key into a variable of the program that runs proofbook, or into a file there with mode 600, and name that, never "
+    "the key: api_key_env=NAME or api_key_file=PATH, as a parameter or beside the service in proofbook.toml."
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,8 @@ class FitToChange(Check):
         )
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
-        findings = [*self._unit(seen), *self._process(seen), *self._flags(seen), *self._weights(seen), *self._memory(seen)]
+        findings = [*self._unit(seen), *self._process(seen), *self._key(seen)]
+        findings += [*self._flags(seen), *self._weights(seen), *self._memory(seen)]
         return [*findings, *self._others(seen), *self._policy(seen), *self._journal(seen), self._where()]
 
     @property
@@ -176,6 +182,38 @@ class FitToChange(Check):
         if process.environ is None:
             return [self.unknown(f"whether {SIMULATE} is set is not known: {process.environ_unknown}", **self._about)]
         return [self.passed(f"{SIMULATE} is not set", **self._about)]
+
+    # ---------------------------------------------------------------------------------------------- its key
+
+    def _key(self, seen: Seen) -> list[Finding]:
+        process, _ = tell(seen, UnitProcess(self.service.name, self.container)).pair
+        version, _ = tell(seen, Version(self.service.name, self.container)).pair
+        if process is None or is_title(process.argv):
+            return []
+        known = flags_of(version.version) if version is not None else None
+        found = []
+        if _value(process.argv, "--api-key", known):
+            found.append(
+                self.passed("its command demands an API key (--api-key), and one is named here", **self._about)
+                if self.service.has_key
+                else self.failed(
+                    "its command demands an API key (--api-key) and none is given, so no request of ours would be answered",
+                    action=Suggested.FIX_CONFIG,
+                    what_to_do=KEY,
+                    **self._about,
+                )
+            )
+        if _value(process.argv, "--admin-api-key", known):
+            found.append(
+                self.warned(
+                    "it has an admin key (--admin-api-key), without which it lets nobody empty its prefix cache: prompts that "
+                    "were asked before may be answered from it",
+                    action=Suggested.LOOK,
+                    what_to_do="Times of both arms are taken alike; take them with care.",
+                    **self._about,
+                )
+            )
+        return found
 
     # -------------------------------------------------------------------------------------------- its flags
 

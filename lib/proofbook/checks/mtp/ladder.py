@@ -1,7 +1,7 @@
 """Keep it, or take it back: the ladder, climbed from the bottom. The first rung that fails decides; doubt is no reason to keep.
 
 ===================  =====================================================================================
-PREFLIGHT_FAIL       the release does not know a flag, the checkpoint has no draft, it cannot fit
+PREFLIGHT_FAIL       the release does not know a flag, the checkpoint has no draft, it cannot fit, or it does not answer us
 FAIL_STARTUP         it did not come up, or what runs is not what was planned
 FAIL_ZOMBIE          it came up, and a rank is gone, or it hangs behind a healthy address
 FAIL_SPEC_OFF        no draft is loaded, or none is verified
@@ -32,6 +32,7 @@ RUNGS = (
 
 _RUNG_OF = {
     "mtp.FitToChange": "PREFLIGHT_FAIL",
+    "mtp.CanBeAsked": "PREFLIGHT_FAIL",
     "mtp.Started": "FAIL_STARTUP",
     "mtp.RunsAsPlanned": "FAIL_STARTUP",
     "mtp.IsWhole": "FAIL_ZOMBIE",

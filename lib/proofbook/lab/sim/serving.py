@@ -217,13 +217,23 @@ def server_at(system: System, port: int) -> tuple[Process, Server] | None:
 
 
 def respond(
-    life: Life, system: System, process: Process, server: Server, method: str, path: str, body: bytes, client: str
+    life: Life,
+    system: System,
+    process: Process,
+    server: Server,
+    method: str,
+    path: str,
+    body: bytes,
+    client: str,
+    authorization: str = "",
 ) -> Reply:
     """Ask the server now: what it prints and what befalls it is scheduled, and the reply says how long it takes."""
     second = life.now - process.started_at
     ready = server.ready_after_s is None or second >= server.ready_after_s
     running = max(1, system.running.get(process.pid, 0))
-    reply = server.answer(method, path, body, running=running, ready=ready, client=client, age_s=second)
+    reply = server.answer(
+        method, path, body, running=running, ready=ready, client=client, age_s=second, authorization=authorization
+    )
     key = (system.name, process.pid, process.serial)
     for at, text in reply.log:
         life.at(life.now + at, "server", "says", *key, text)

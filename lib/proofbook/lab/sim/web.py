@@ -149,7 +149,10 @@ class Web:
         if over():
             return False
         began = lab.life.now
-        reply = serving.respond(lab.life, system, process, engine, request.method, request.path, request.body, client)
+        authorization = request.headers.get("authorization", "")
+        reply = serving.respond(
+            lab.life, system, process, engine, request.method, request.path, request.body, client, authorization
+        )
         if reply.hangs:
             await lab.until(over, _PATIENCE_S)
             while not over():

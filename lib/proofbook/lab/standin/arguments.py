@@ -200,6 +200,8 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], version: str) 
         "random_seed": given.get("random_seed") or 271828182,
         "watchdog_timeout": given.get("watchdog_timeout") or 300,
         "log_level": given.get("log_level") or "info",
+        "api_key": given.get("api_key"),
+        **({"admin_api_key": given.get("admin_api_key")} if number >= (0, 5, 8) else {}),
         "enable_metrics": bool(given.get("enable_metrics")),
         "served_model_name": given.get("served_model_name") or model,
         "attention_backend": given.get("attention_backend") or "flashinfer",

@@ -317,15 +317,33 @@ class Server:
         ready: bool = True,
         client: str = "127.0.0.1:40212",
         age_s: float = 0.0,
+        authorization: str = "",
     ) -> Reply:
         """Answer one request. ``running``: how many requests for tokens are under way, this one included."""
         bare, self.age_s = path.partition("?")[0], age_s
-        reply = self._route(method, bare, body, max(1, running), ready=ready)
+        reply = self._refuse(method, bare, authorization) or self._route(method, bare, body, max(1, running), ready=ready)
         if not reply.hangs and not any(e.kind == "die" for e in reply.effects):
-            reason = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed"}.get(reply.status, "")
+            known = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed"}
+            reason = known.get(reply.status, "")
             access = f'INFO:     {client} - "{method} {path} HTTP/1.1" {reply.status} {reason or "Service Unavailable"}'
             reply.log.append((reply.seconds, access))
         return reply
+
+    def _refuse(self, method: str, path: str, authorization: str) -> Reply | None:
+        """What one gets who does not bring the key. Health and metrics are open to everybody; emptying the cache is for an admin,
+        where there is one."""
+        if self.resolved is None or method == "OPTIONS" or path.startswith(("/health", "/metrics")):
+            return None
+        if path.startswith("/ready") and self.resolved.version >= (0, 5, 20):
+            return None
+        admin = self.resolved.args.get("admin_api_key") if path == "/flush_cache" else None
+        key = admin or self.resolved.args["api_key"]
+        kind, _, brought = authorization.partition(" ")
+        # WHY: the check was a comparison of the whole header until 0.5.7
+        named = kind == "Bearer" if self.resolved.version < (0, 5, 8) else kind.lower() == "bearer"
+        if not key or (named and brought == key):
+            return None
+        return Reply(status=401, body=json.dumps({"error": "Unauthorized"}, separators=(",", ":")).encode())
 
     def _route(self, method: str, path: str, body: bytes, running: int, *, ready: bool) -> Reply:
         if self.resolved is None:

@@ -195,14 +195,23 @@ class Process:
 
     # --------------------------------------------------------------------------------------- requests
 
-    def answer(self, method: str, path: str, body: bytes, client: str) -> Reply:
+    def answer(self, method: str, path: str, body: bytes, client: str, authorization: str = "") -> Reply:
         """Answer when its time has come; a reply that hangs never comes back from here."""
         counts = method == "POST" and path.partition("?")[0] in ("/generate", "/v1/chat/completions", "/v1/completions")
         began = self.now()
         with self.lock:
             self.running += counts
             ready = self.server.ready_after_s is not None and began >= self.server.ready_after_s
-            reply = self.server.answer(method, path, body, running=self.running, ready=ready, client=client, age_s=began)
+            reply = self.server.answer(
+                method,
+                path,
+                body,
+                running=self.running,
+                ready=ready,
+                client=client,
+                age_s=began,
+                authorization=authorization,
+            )
         try:
             for effect in reply.effects:
                 threading.Thread(target=self._befall, args=(effect, began), daemon=True).start()
@@ -239,7 +248,7 @@ def _handler(process: Process) -> type[BaseHTTPRequestHandler]:
         def _serve(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length") or 0))
             client = f"{self.client_address[0]}:{self.client_address[1]}"
-            reply = process.answer(self.command, self.path, body, client)
+            reply = process.answer(self.command, self.path, body, client, self.headers.get("authorization") or "")
             self.send_response(reply.status)
             for name, value in reply.headers.items():
                 self.send_header(name, value)
