@@ -100,8 +100,13 @@ def room(path: Path) -> str:
     return path.relative_to(LIB).parts[0].removesuffix(".py")
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def imports(path: Path) -> tuple[tuple[int, str], ...]:
     """Line and dotted name of everything that a module imports, lazily or not; but for what only the type checker reads."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[int, str]]:
     package = ("proofbook", *path.relative_to(LIB).parent.parts)
     for node in _without_type_checking(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):

@@ -9,9 +9,9 @@ import pytest
 from proofbook.archive import Archive
 from proofbook.lab.sim import client
 
-from .conftest import RUNBOOK, expectation, run_scenario
+from .conftest import expectations, run_scenario
 
-SCENARIOS = [info.scenario for info in client.scenarios() if RUNBOOK in info.runbooks]
+SCENARIOS = list(expectations())
 
 #: What the record must say besides the verdict: (check or signature word, verdict, words of the reason).
 SAYS = {
@@ -35,7 +35,7 @@ def test_there_is_a_scenario_for_each_way_to_go_wrong() -> None:
 @pytest.mark.runbook
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_scenario(scenario: str, lab: Path, outputs: Path) -> None:
-    right = expectation(scenario)
+    right = expectations()[scenario]
     record = run_scenario(scenario, outputs)
     came = {"verdict": record.verdict, "status": record.status, "exit_code": record.exit_code}
     assert came == {k: right[k] for k in came}, record.headline
