@@ -12,7 +12,7 @@ import pytest
 
 from proofbook import begun, launch, notebook, recover
 from proofbook.archive import Archive, new_run_dir
-from proofbook.errors import NoSuchRun
+from proofbook.errors import LeaseHeld, NoSuchRun
 from proofbook.journal import Journal, Writer
 from proofbook.model import RunStatus, Verdict
 from proofbook.record import RunRecord, finish
@@ -90,7 +90,7 @@ def undone(outputs: Path, came_to: str, facts: Mapping[str, Any]) -> str:
     verdict = Verdict.PASS if came_to == "rolled-back" else Verdict.FAIL
     told = {"change": "x", "outcome": came_to, "summary": "not taken back: it is odd", "facts": facts, "digest": "sha256:1"}
     closing = {"status": status, "verdict": verdict, "summary": "over", "exit_code": 0}
-    journal.append("run.opened", {"run_id": run_id, "runbook": "rollback", "host": "gpu01", "parameters": {}})
+    journal.append("run.opened", {"run_id": run_id, "runbook": "rollback", "host": "gpu01", "parameters": {"run": RUN}})
     journal.append("applied", told)
     journal.append("run.closing", closing)
     finish(folder, journal, writer)
@@ -98,11 +98,17 @@ def undone(outputs: Path, came_to: str, facts: Mapping[str, Any]) -> str:
 
 
 def test_what_is_left_to_be_done_by_hand_stands_in_the_message(tmp_path: Path) -> None:
-    run_id = undone(tmp_path, "rollback-failed", {"by_hand": ["cp -p /var/a /etc/a", "systemctl restart a.service"]})
-    told = recover._outcome(Archive(tmp_path), run_id, RUN, "gpu01", "")
+    facts = {
+        "by_hand": ["cp -p /var/a /etc/a", "systemctl restart a.service"],
+        "in_the_way": ["/etc/a is immutable (chattr +i)", "train.py (pid 7) holds GPU 0000:01:00.0"],
+    }
+    run_id = undone(tmp_path, "rollback-failed", facts)
+    told = recover._outcome(Archive(tmp_path), run_id, "gpu01", "")
     assert (told.status, told.verdict, told.exit_code) == ("rollback-failed", "FAIL", 6)
     assert told.message.splitlines() == [
         "not taken back: it is odd",
+        "  in the way: /etc/a is immutable (chattr +i)",
+        "  in the way: train.py (pid 7) holds GPU 0000:01:00.0",
         "  → to do it by hand, on gpu01 as root:",
         "  cp -p /var/a /etc/a",
         "  systemctl restart a.service",
@@ -112,5 +118,15 @@ def test_what_is_left_to_be_done_by_hand_stands_in_the_message(tmp_path: Path) -
 
 def test_what_ended_a_taking_back_stands_in_the_message(tmp_path: Path) -> None:
     run_id = undone(tmp_path, "rolled-back", {})
-    assert recover._outcome(Archive(tmp_path), run_id, RUN, "gpu01", "no route to host").message == "no route to host"
-    assert recover._outcome(Archive(tmp_path), run_id, RUN, "gpu01", "").exit_code == 0
+    assert recover._outcome(Archive(tmp_path), run_id, "gpu01", "no route to host").message == "no route to host"
+    assert recover._outcome(Archive(tmp_path), run_id, "gpu01", "").exit_code == 0
+
+
+def test_the_run_that_holds_the_machine_is_named_with_what_to_type(tmp_path: Path) -> None:
+    book = Archive(tmp_path)
+    held = LeaseHeld("another run changes this machine", run="r7")
+    lines = recover._who_holds(book, held, "gpu01", RUN)
+    assert lines[0].startswith("  → run r7 is not in ")
+    assert "proofbook lease break gpu01 r7 --who YOUR-NAME" in lines[1]
+    assert lines[-1] == f"  → then: proofbook rollback {RUN}"
+    assert recover._who_holds(book, NoSuchRun("x"), "gpu01", RUN) == []

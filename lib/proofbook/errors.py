@@ -113,7 +113,11 @@ class ApprovalUsed(NotApproved):
 
 
 class LeaseHeld(ProofbookError):
-    """Another run is changing this machine; only one does at a time."""
+    """Another run is changing this machine; only one does at a time. ``run``: which, where that is known."""
+
+    def __init__(self, message: str, *, hint: str = "", run: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.run = run
 
 
 class PlanDrifted(ProofbookError):

@@ -316,7 +316,7 @@ def _outcome(
             message,
         )
     found = book.load(run_id)
-    message = _what_went_wrong(found) or ("" if found.status == RunStatus.COMPLETED else trouble)
+    message = _what_went_wrong(found) or left_by_hand(found) or ("" if found.status == RunStatus.COMPLETED else trouble)
     if found.status == RunStatus.LOST:
         message = f"{found.summary}\n{trouble}".strip()
     if found.trouble == LEFT_OPEN and trouble:
@@ -373,6 +373,25 @@ def _what_went_wrong(found: RunRecord) -> str:
         return ""
     hint = str(found.troubles[-1].get("hint") or "") if found.troubles else ""
     return f"{found.trouble}\n  → {hint}" if hint else found.trouble
+
+
+def left_by_hand(found: RunRecord) -> str:
+    """What kept a change from being taken back, and the commands that a person has to type; "" when nothing was left so."""
+    for applied in (p["applied"] for p in found.plans if p["applied"]):
+        facts = applied.get("facts") or {}
+        if applied["outcome"] != "rollback-failed" or not facts.get("by_hand"):
+            continue
+        undone = str(found.parameters.get("run") or found.origin or found.run_id)
+        return "\n".join(
+            [
+                applied["summary"],
+                *(f"  in the way: {one}" for one in facts.get("in_the_way", ())),
+                f"  → to do it by hand, on {found.host} as root:",
+                *(f"  {line}" for line in facts["by_hand"]),
+                f"  → then: proofbook rollback {undone} (it verifies the old state, and gives the machine's lease back)",
+            ]
+        )
+    return ""
 
 
 def _settle(book: archive.Archive, run_id: str, patience_s: float = 5.0) -> Path | None:

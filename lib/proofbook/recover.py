@@ -12,7 +12,7 @@ from typing import Any
 
 from proofbook import begun, changes, launch, notebook
 from proofbook.archive import Archive
-from proofbook.errors import BadParameter, ProofbookError, Refused
+from proofbook.errors import BadParameter, LeaseHeld, ProofbookError, Refused
 from proofbook.inventory import load_inventory
 from proofbook.model import RunStatus, Verdict, exit_code
 from proofbook.procedures import taking_back
@@ -62,21 +62,23 @@ def roll_back(run: str, *, outputs: Path | None = None, tell: Tell | None = None
             undoing.check(*taking_back.checks(undone), look="after taking back")
             undoing.close(f"Run {earlier.run_id}: {undone.summary}.")
         except ProofbookError as error:  # the run has said so in its journal
-            trouble = str(error)
+            trouble = "\n".join([str(error), *_who_holds(book, error, spec.name, earlier.run_id)])
             undoing.abort(trouble)
-    return _outcome(book, run_id, earlier.run_id, spec.name, trouble)
+    return _outcome(book, run_id, spec.name, trouble)
 
 
-def _outcome(book: Archive, run_id: str, undone: str, host: str, trouble: str) -> launch.Outcome:
+def _who_holds(book: Archive, error: ProofbookError, host: str, undone: str) -> list[str]:
+    """What to do about the run that has the machine's lease, before this taking back is said again."""
+    if not isinstance(error, LeaseHeld) or not error.run:
+        return []
+    then = f"then: proofbook rollback {undone}"
+    return [f"  → {line}" for line in (*begun.next_steps(book, error.run, host), then)]
+
+
+def _outcome(book: Archive, run_id: str, host: str, trouble: str) -> launch.Outcome:
     found = book.load(run_id)
     folder = book.folder_of(run_id)
-    message = trouble
-    for applied in (p["applied"] for p in found.plans if p["applied"]):
-        by_hand = (applied.get("facts") or {}).get("by_hand", ())
-        if by_hand:
-            lines = "\n".join(f"  {line}" for line in by_hand)
-            message = f"{applied['summary']}\n  → to do it by hand, on {host} as root:\n{lines}"
-            message += f"\n  → then: proofbook rollback {undone} (it verifies the old state, and gives the machine's lease back)"
+    message = launch.left_by_hand(found) or trouble
     return launch.Outcome(
         run_id=run_id,
         runbook=taking_back.PROCEDURE.name,

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from proofbook.changes import lease
 from proofbook.changes.unit_file import EnableMTP, argv_digest, undo_splices, undone
 from proofbook.checks.mtp.speculation import Speculation
 from proofbook.errors import PlanDrifted
@@ -17,7 +18,7 @@ from proofbook.host import Host
 from proofbook.intent import ContainerSpec, ServiceSpec
 from proofbook.inventory import Inventory, connect
 from proofbook.lab.sim import client
-from proofbook.model import Command, Observation, Plan, Probe, Result, Seen, command
+from proofbook.model import Applied, Command, Observation, Plan, Probe, Result, Seen, command
 from proofbook.probes import drive
 from proofbook.probes.change_state import GuardState
 from proofbook.probes.systemd import UnitProcess, UnitState
@@ -238,6 +239,105 @@ def test_a_start_that_dies_is_named_and_taken_back() -> None:
         assert change.rollback(plan, hands, hands.told.append).outcome == "rolled-back"
         assert lab.files() == before
         assert lab.ask(UnitState(lab.service.name, lab.container)).active == "active"
+
+
+# ------------------------------------------------------------------------------------ when it is not taken back
+
+
+def on_the_machine(lab: Lab, *argv: str) -> None:
+    lab.host.transport.run(command(*lab.container.enter(), *argv, root=True)).expect()
+
+
+def by_hand(lab: Lab, applied: Applied) -> None:
+    """Every line that is printed, typed on the host."""
+    for line in applied.facts["by_hand"]:
+        lab.host.transport.run(Command(("sh", "-c", line), root=True)).expect(0, 3)
+    lab.host.clock.sleep(300)
+
+
+def in_effect(lab: Lab, **more: Any) -> tuple[EnableMTP, Plan, Hands]:
+    change = lab.change(**more)
+    plan, hands = lab.plan(change), lab.hands()
+    assert change.apply(plan, hands, print).outcome == "done"
+    return change, plan, hands
+
+
+@pytest.mark.parametrize(
+    ("lock", "names", "unlock"),
+    [
+        (("chattr", "+i", "{path}"), "{path} is immutable (chattr +i)", "chattr -i -- {path}"),
+        (("mount", "-o", "remount,ro", "/"), "the file system at / (zfs) is read-only", "mount -o remount,rw /"),
+    ],
+)
+def test_what_keeps_the_old_files_away_is_named_and_what_is_typed_helps(
+    lab: Lab, lock: tuple[str, ...], names: str, unlock: str
+) -> None:
+    before = lab.files()
+    change, plan, hands = in_effect(lab)
+    path = plan.settings["files"][0]["path"]
+    on_the_machine(lab, *(word.format(path=path) for word in lock))
+    failed = change.rollback(plan, hands, hands.told.append)
+    assert failed.outcome == "rollback-failed"
+    assert "not everything could be brought back" in failed.summary
+    assert f"{path} is as this change made it" in failed.facts["in_the_way"]
+    assert names.format(path=path) in failed.facts["in_the_way"]
+    assert failed.facts["by_hand"][0] == f"pct exec 102 -- {unlock.format(path=path)}"
+    assert lab.files() != before
+    by_hand(lab, failed)
+    assert lab.files() == before
+    again = change.rollback(plan, hands, hands.told.append)
+    assert again.outcome == "rolled-back", again.summary
+    assert lab.argv() and argv_digest(lab.argv()) == plan.settings["argv_before_sha256"]
+
+
+def test_the_guard_succeeds_by_itself_when_what_was_in_its_way_is_gone(lab: Lab) -> None:
+    before = lab.files()
+    change, plan, hands = in_effect(lab)
+    path = plan.settings["files"][0]["path"]
+    on_the_machine(lab, "chattr", "+i", path)
+    assert change.rollback(plan, hands, hands.told.append).outcome == "rollback-failed"
+    assert lab.ask(GuardState("r1", lab.container)).state == "failed"
+    on_the_machine(lab, "chattr", "-i", path)
+    lab.host.clock.sleep(300)
+    assert (lab.files(), lab.ask(GuardState("r1", lab.container)).state) == (before, "fired")
+    assert change.rollback(plan, hands, hands.told.append).outcome == "rolled-back"
+
+
+def test_a_full_disk_is_named_when_a_kept_change_is_taken_back(lab: Lab) -> None:
+    before = lab.files()
+    change, plan, hands = in_effect(lab, style="edit")
+    assert change.confirm(plan, hands, print).outcome == "confirmed"
+    on_the_machine(lab, "fallocate", "-l", str(871_088_128 * 1024), "/var/log/huge")
+    failed = change.rollback(plan, hands, hands.told.append)
+    assert failed.outcome == "rollback-failed"
+    assert "the file system at / has no space left" in failed.facts["in_the_way"]
+    assert failed.facts["by_hand"][0] == "pct exec 102 -- df -h /"
+    assert argv_digest(lab.argv()) == plan.settings["argv_sha256"], "it serves as before"
+    on_the_machine(lab, "rm", "/var/log/huge")
+    assert change.rollback(plan, hands, hands.told.append).outcome == "rolled-back"
+    assert lab.files() == before
+
+
+def test_a_file_that_somebody_else_wrote_after_the_guard_had_fired(lab: Lab) -> None:
+    change, plan, hands = in_effect(lab)
+    path = plan.settings["files"][0]["path"]
+    assert change.rollback(plan, hands, print).outcome == "rolled-back"
+    on_the_machine(lab, "sh", "-c", f"mkdir -p {path.rpartition('/')[0]}; echo '# theirs' > {path}")
+    failed = change.rollback(plan, hands, hands.told.append)
+    assert failed.outcome == "rollback-failed"
+    assert any(one.startswith(f"{path} was written by somebody else (sha256 ") for one in failed.facts["in_the_way"])
+    assert f"pct exec 102 -- rm -f -- {path}" in failed.facts["by_hand"]
+
+
+def test_a_run_that_holds_the_machine_is_named(lab: Lab) -> None:
+    change, plan, hands = in_effect(lab)
+    taken = lease.acquire("r7", "mira@laptop", 600)
+    lease.obtained(lab.host.transport.run(taken), "r7")
+    path = plan.settings["files"][0]["path"]
+    on_the_machine(lab, "sh", "-c", f"echo '# theirs' >> {path}")
+    failed = change.rollback(plan, hands, hands.told.append)
+    assert failed.facts["in_the_way"][0] == "run r7 of mira@laptop has the machine's lease, so it may be at work on this too"
+    assert f"somebody else has changed {path} meanwhile" in failed.summary
 
 
 def test_old_bytes_come_back_from_the_new_ones() -> None:

@@ -471,6 +471,22 @@ def test_a_full_disk_cannot_keep_the_old_files_away(change: Change) -> None:
     assert change.root.is_active(UNIT) == "active"
 
 
+def test_an_immutable_file_is_named_and_tried_again(change: Change) -> None:
+    change.until("install")
+    if subprocess.run(["chattr", "+i", change.unit], capture_output=True, check=False).returncode:
+        pytest.skip("this file system has no such attribute, or one must be root to set it")
+    try:
+        failed = change.refused("fire")
+        assert (failed.code, failed.state) == (1, "failed")
+        assert any(f"fire: {change.unit} could not be brought back" in line for line in failed.log)
+        assert not change.drop_in.exists(), "what can be brought back is"
+        assert change.units(), "the guard stays, and tries again"
+    finally:
+        subprocess.run(["chattr", "-i", change.unit], check=True)
+    change.root.due(RUN)
+    assert (change.do("status").state, change.is_now(), change.units()) == ("fired", "old", [])
+
+
 def test_two_that_take_it_back_at_once_start_the_unit_once(change: Change) -> None:
     change.until("install")
     change.root.calls()

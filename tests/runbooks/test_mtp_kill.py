@@ -21,6 +21,7 @@ import pytest
 from proofbook import leases
 from proofbook.archive import Archive
 from proofbook.begun import next_steps
+from proofbook.changes import lease
 from proofbook.changes.unit_edit import drop_in_paths
 from proofbook.host import Host
 from proofbook.inventory import connect, load_inventory
@@ -487,6 +488,22 @@ def test_the_lease_of_a_dead_run_is_explained_and_broken_on_purpose(players: Pla
     assert "is not in" in "\n".join(next_steps(Archive(players.outputs / "elsewhere"), run, NAME))
     assert leases.break_it(NAME, run, "mira at the console").run == run
     assert leases.show(NAME) is None
+
+
+def test_what_another_run_holds_is_not_taken_back_and_it_is_said_what_to_type(players: Player, ends: Ends) -> None:
+    run = players.dies("act.outcome", 8, "after")
+    with reached() as host:
+        host.transport.run(lease.break_lease(run, "mira"))
+        lease.obtained(host.transport.run(lease.acquire("r-other", "mira@laptop", 600)), "r-other")
+    told = players.roll_back(run)
+    assert (told["status"], told["exit_code"]) == ("aborted", 7)
+    assert "another run changes this machine: run r-other of mira@laptop has its lease" in told["message"]
+    assert f"proofbook lease break {NAME} r-other --who YOUR-NAME" in told["message"]
+    assert told["message"].splitlines()[-1] == f"  → then: proofbook rollback {run}"
+    assert found(run).files == ends.new.files, "nothing was touched"
+    leases.break_it(NAME, "r-other", "mira")
+    assert players.roll_back(run)["status"] == "completed"
+    assert found(run).files == ends.old.files
 
 
 def test_an_approval_lets_one_run_through_and_a_new_one_the_next(players: Player, ends: Ends) -> None:

@@ -15,7 +15,7 @@ The order of a guarded change, each step a command that may be repeated::
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from proofbook.errors import GuardRefused, PlanDrifted
@@ -128,14 +128,18 @@ class Guard:
             )
         raise GuardRefused(message, hint=f"what the machine did is in {self.folder}/log; its guard is {self.timer}")
 
-    def by_hand(self, files: Sequence[FileChange | GuardedFile], *, was_active: bool = True) -> tuple[str, ...]:
-        """Lines for a root shell on the host that take the change back when nothing else can.
+    def by_hand(
+        self, files: Sequence[FileChange | GuardedFile], *, was_active: bool = True, done: Collection[str] = ()
+    ) -> tuple[str, ...]:
+        """Lines for a root shell on the host that take the change back when nothing else can. ``done``: paths that are old again.
 
         The guard is disarmed last: until then it may still succeed by itself.
         """
         enter = self.container.enter() if self.container else ()
         lines: list[tuple[str, ...]] = []
         for n, one in enumerate(files, 1):
+            if one.path in done:
+                continue
             if one.old_sha256 is None:
                 lines.append(("rm", "-f", "--", one.path))
             else:

@@ -80,6 +80,7 @@ def obtained(result: Result, run_id: str, host: str = "HOST") -> Lease:
     raise LeaseHeld(
         f"another run changes this machine: {explain(lease, lease.now)}",
         hint=f"`proofbook lease show {host}` says whether run {lease.run} is still at work, and what to do when it is not",
+        run=lease.run,
     )
 
 

@@ -7,6 +7,7 @@ import hashlib
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -20,8 +21,9 @@ from proofbook.errors import CannotTell, GuardRefused, PlanDrifted
 from proofbook.host import Hands
 from proofbook.intent import ContainerSpec, ServiceSpec
 from proofbook.model import Action, Applied, Change, Command, Identity, Plan, Probe, Seen
-from proofbook.probes.change_state import GuardState
+from proofbook.probes.change_state import GuardState, LeaseHeld
 from proofbook.probes.memory import GpuMemory, GpuProcesses
+from proofbook.probes.obstacles import Obstacle, Obstacles, typed
 from proofbook.probes.sglang import PortOwner, Processes, Version, VersionFacts, port_of
 from proofbook.probes.sglang_flags import check_argv
 from proofbook.probes.systemd import UnitFacts, UnitProcess, UnitState
@@ -700,7 +702,7 @@ class _Acting:
         if not self._all_old(now):
             return self._by_hand("not every file is as it was before")
         if unit.need_daemon_reload:
-            return self._by_hand("systemd has not read the old files again")
+            return self._by_hand(f"systemd has not read the old files of {self.unit} again (NeedDaemonReload=yes)")
         self.facts["files"] = {f["path"]: f["old_sha256"] or "absent" for f in self.settings["files"]}
         strange = self._by_others(now)
         followed = self._follow_back()
@@ -710,7 +712,7 @@ class _Acting:
         process = UnitProcess(self.unit, self.container)
         running = self.hands.look(process).value(process)
         if argv_digest(running.argv) != self.settings["argv_before_sha256"]:
-            return self._by_hand("the old files are back, and what runs is not the old command")
+            return self._by_hand(f"the old files are back, and process {running.pid} does not run the old command")
         status = self.status()
         summary = f"the old files are back byte for byte, and {self.service.spec} serves with the old command again"
         if any("neither old nor new" in line for line in status.log):
@@ -768,13 +770,59 @@ class _Acting:
             self.guarded("the old files stay: take the guard away", self.guard.confirm())
         return proven
 
+    # ------------------------------------------------------------------------------------------- not taken back
+
     def _by_hand(self, why: str) -> Applied:
-        """What a person has to type on the host, when the machine does not do it."""
-        lines = [*self._saving(), *self._restoring()]
+        """Who or what is in the way, by name, and what a person has to type on the host, when the machine does not do it."""
+        with suppress(CannotTell):  # as it was seen last, then
+            self.status()
+        now, obstacles = self._files_now(), self._obstacles()
+        way = [*self._lease_of_another(), *self._strange_files(now), *(o.what for o in obstacles), *self._in_the_way()]
+        way = way or self._last_words() or [why]
+        lines = [*(typed(o, self.container) for o in obstacles), *self._saving(), *self._restoring(now)]
         look = " ".join(systemctl(self.container, "status", self.unit).argv)
-        there = self._in_the_way()
-        also = f"; in its way: {'; '.join(there[:3])}" if there else ""
-        return self._applied("rollback-failed", f"not taken back: {why}{also}", why=why, in_the_way=there, by_hand=[*lines, look])
+        also = f"; in its way: {'; '.join(way[:3])}" if way != [why] else ""
+        return self._applied("rollback-failed", f"not taken back: {why}{also}", why=why, in_the_way=way, by_hand=[*lines, look])
+
+    def _files_now(self) -> UnitFileSet | None:
+        try:
+            return self.look_files()
+        except CannotTell:
+            return None
+
+    def _obstacles(self) -> tuple[Obstacle, ...]:
+        probe = Obstacles((*(f["path"] for f in self.settings["files"]), f"{self.guard.folder}/state"), self.container)
+        return tell(self.hands.look(probe), probe).value or ()
+
+    def _lease_of_another(self) -> list[str]:
+        held = tell(self.hands.look(LeaseHeld()), LeaseHeld()).value
+        if held is None or held.run == self.hands.run_id:
+            return []
+        return [f"run {held.run} of {held.holder} has the machine's lease, so it may be at work on this too"]
+
+    def _strange_files(self, now: UnitFileSet | None) -> list[str]:
+        """Each file that is not as it was before: what is there instead."""
+        if now is None:
+            return ["the unit's files cannot be seen"]
+        found = []
+        for one in self.settings["files"]:
+            file, old, new = now.get(one["path"]), one["old_sha256"], one["new_sha256"]
+            is_now = file.sha256 if file is not None else None
+            if is_now == old:
+                continue
+            if is_now is None:
+                found.append(f"{one['path']} is gone")
+            elif is_now == new:
+                found.append(f"{one['path']} is as this change made it")
+            else:
+                found.append(f"{one['path']} was written by somebody else (sha256 {is_now[:12]}…)")
+        return [*found, *(f"{path} was changed by somebody else meanwhile" for path in self._by_others(now))]
+
+    def _last_words(self) -> list[str]:
+        """What the guard on the machine wrote down of its own failing."""
+        if self.last is None or self.last.state not in ("firing", "failed"):
+            return []
+        return [f"the guard {self.guard.timer} says: {line.partition(' ')[2]}" for line in self.last.log[-2:]]
 
     def _saving(self) -> list[str]:
         """Keep what somebody else wrote. systemd reads no file of that name."""
@@ -782,19 +830,24 @@ class _Acting:
             return []
         return [shlex.join(self._inside("cp", "-p", "--", path, f"{path}.theirs")) for path in _others(self.last)]
 
-    def _restoring(self) -> list[str]:
+    def _restoring(self, now: UnitFileSet | None) -> list[str]:
         files = [GuardedFile(f["path"], "other", f["old_sha256"], f["new_sha256"]) for f in self.settings["files"]]
+        done = {
+            f.path for f in files if now is not None and (there.sha256 if (there := now.get(f.path)) else None) == f.old_sha256
+        }
         if self.last is None or self.last.state != "none":
-            return list(self.guard.by_hand(files))
-        # A change that was kept has left no old bytes on the machine, and no guard.
+            return list(self.guard.by_hand(files, done=done))
+        # A change that was kept, or taken back and cleared away, has left no old bytes on the machine, and no guard.
         lines = []
         for one in files:
+            if one.path in done:
+                continue
             if one.old_sha256 is None:
                 lines.append(shlex.join(self._inside("rm", "-f", "--", one.path)))
             else:
                 lines.append(f"# {one.path}: put back the lines that the plan's diff took out (its sha256 was {one.old_sha256})")
-        reload, restart = systemctl(self.container, "daemon-reload"), systemctl(self.container, "restart", self.unit)
-        return [*lines, shlex.join(reload.argv), shlex.join(restart.argv)]
+        more = [("daemon-reload",), ("reset-failed", self.unit), ("restart", self.unit)]
+        return [*lines, *(shlex.join(systemctl(self.container, *words).argv) for words in more)]
 
     def _inside(self, *words: str) -> tuple[str, ...]:
         return (*(self.container.enter() if self.container else ()), *words)

@@ -45,9 +45,10 @@ async def _guard(ctx: Context, words: list[str]) -> Answer:
                 pass
             case _:
                 raise Refusal(64, f"used wrongly: {verb} with {len(words)} words")
-    except Refusal as refusal:
-        status, why = refusal.status, str(refusal)
-        if change.state != "none":
+    except (Refusal, OSError) as refusal:
+        full = f"{change.folder} cannot be written (is the disk full?)"
+        status, why = (73, full) if isinstance(refusal, OSError) else (refusal.status, str(refusal))
+        if change.state != "none" and verb != "fire":
             change.log(f"{verb}: {why}")
     return said(change.report(), error=why + "\n" if why else "", status=status)
 
@@ -55,7 +56,10 @@ async def _guard(ctx: Context, words: list[str]) -> Answer:
 def _lease(ctx: Context, words: list[str]) -> Answer:
     if ctx.user.uid != 0:
         return _NO_ROOT
-    status, out, error = changing.lease(ctx.life, ctx.system, words or [""])
+    try:
+        status, out, error = changing.lease(ctx.life, ctx.system, words or [""])
+    except OSError:
+        return said(error="the lease cannot be written in /var/lib/proofbook (is the disk full?)\n", status=73)
     return said(out, error=error, status=status)
 
 

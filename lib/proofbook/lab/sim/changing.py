@@ -11,10 +11,12 @@ import binascii
 import hashlib
 import posixpath
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from proofbook.lab.sim.locks import why_not
 from proofbook.lab.sim.os_state import System, Unit
 from proofbook.lab.sim.vfs import FileNode, directory, link
 from proofbook.remote.guard import CHANGES
@@ -52,21 +54,28 @@ class Disk:
     def text(self, path: str) -> str:
         return (self.read(path) or b"").decode("utf-8", "replace")
 
-    def put(self, path: str, node: FileNode | None) -> None:
+    def put(self, path: str, node: FileNode | None, *, grows: bool = False) -> None:
+        """Put a file in place. Raises OSError where that cannot be; ``grows``: its bytes are not there yet."""
+        locked = why_not(self.system, path, grows=grows)
+        if locked is not None:
+            raise locked
         files = self.system.files
         files.pop(path, None)  # so that the change comes last: a layer is read in the order of its entries
         files[path] = node
         self.life.machine.revision += 1
 
-    def write(self, path: str, data: bytes | str, *, mode: int = 0o600) -> None:
+    def write(self, path: str, data: bytes | str, *, mode: int = 0o600, grows: bool = True) -> None:
         content = data.encode() if isinstance(data, str) else data
-        self.put(path, FileNode("file", content, mode=mode, mtime=self.life.now))
+        self.put(path, FileNode("file", content, mode=mode, mtime=self.life.now), grows=grows)
 
     def below(self, folder: str) -> list[str]:
         return [p for p, node in self.system.files.items() if node is not None and p.startswith(folder + "/")]
 
     def remove(self, path: str) -> None:
-        """A file, or a folder with what is in it."""
+        """A file, or a folder with what is in it. Raises OSError where that cannot be."""
+        locked = why_not(self.system, path, grows=False)
+        if locked is not None:
+            raise locked
         for below in [path, *self.below(path)]:
             if self.system.files.pop(below, None) is not None:
                 self.system.files[below] = None
@@ -109,7 +118,7 @@ class Change:
 
     @state.setter
     def state(self, word: str) -> None:
-        self.disk.write(f"{self.folder}/state", word + "\n")
+        self.disk.write(f"{self.folder}/state", word + "\n", grows=False)  # renamed from a word that was written beforehand
 
     @property
     def files(self) -> list[_File]:
@@ -129,7 +138,8 @@ class Change:
     def log(self, text: str) -> None:
         path = f"{self.folder}/log"
         at = datetime.fromtimestamp(self.life.now, UTC)
-        self.disk.write(path, self.disk.text(path) + f"{at:%Y-%m-%dT%H:%M:%SZ} {text}\n")
+        with suppress(OSError):
+            self.disk.write(path, self.disk.text(path) + f"{at:%Y-%m-%dT%H:%M:%SZ} {text}\n")
 
     def _unit_state(self, name: str) -> str:
         unit = self.system.units.get(name)
@@ -332,7 +342,7 @@ class Change:
                 self.disk.remove(path)
 
     def _outcome(self, word: str) -> None:
-        self.disk.write(f"{_BASE}/outcomes/{self.run}", f"{word} {int(self.life.now)}\n")
+        self.disk.write(f"{_BASE}/outcomes/{self.run}", f"{word} {int(self.life.now)}\n", grows=False)
 
     def begin_fire(self) -> None:
         """Bring the old files back and stop the unit; :meth:`go_on` follows when it is down."""
@@ -342,10 +352,30 @@ class Change:
             case "fired":
                 return
         touched = self.disk.node(f"{self.folder}/installing") is not None
-        self.state = "firing"
+        self._state_if_it_can_be("firing")
         self.log("fire: taking back")
-        for one in self.files:
-            has = self.disk.present(one.path)
+        back = [self._given_back(one) for one in self.files]
+        if not all(back):
+            self._state_if_it_can_be("failed")
+            why = "not everything could be brought back; tried again in a minute"
+            self.log(f"fire: {why}")
+            self.life.cancel("guard_due", self.system.name, self.run)
+            self.life.at(self.life.now + 60.0, "guard_due", self.system.name, self.run)
+            raise Refusal(1, why)
+        self.life.reload(self.system)
+        unit = self.system.units.get(self.unit[0])
+        if unit is not None and touched:
+            self.life.stop(self.system, unit)
+        self.life.at(self.life.now, "guard_goes_on", self.system.name, self.run)
+
+    def _state_if_it_can_be(self, word: str) -> None:
+        with suppress(OSError):
+            self.state = word
+
+    def _given_back(self, one: _File) -> bool:
+        """Bring one old file back; False when that cannot be."""
+        has = self.disk.present(one.path)
+        try:
             if has not in (one.old, one.new, "absent"):
                 self.disk.put(f"{self.folder}/other.{one.number}.{int(self.life.now)}", self.disk.node(one.path))
                 self.log(f"fire: {one.path} was neither old nor new; what it held is kept in {self.folder}")
@@ -353,11 +383,10 @@ class Change:
                 self.disk.remove(one.path)
             elif has != one.old:
                 self.disk.put(one.path, replace(self._node(f"{self.folder}/old/{one.number}")))
-        self.life.reload(self.system)
-        unit = self.system.units.get(self.unit[0])
-        if unit is not None and touched:
-            self.life.stop(self.system, unit)
-        self.life.at(self.life.now, "guard_goes_on", self.system.name, self.run)
+        except OSError:
+            self.log(f"fire: {one.path} could not be brought back: it is {has}")
+            return False
+        return True
 
     def go_on(self) -> None:
         name, was_active = self.unit
@@ -379,15 +408,18 @@ def at_boot(life: Life, system: System) -> None:
     disk = Disk(life, system)
     for path in [p for p in disk.below(CHANGES) if p.endswith("/state")]:
         change = Change(life, system, path.split("/")[-2])
-        if change.state in ("armed", "firing"):
+        if change.state in ("armed", "firing", "failed"):
             change.set_timer()
 
 
 def due(life: Life, system: System, run_id: str) -> None:
     """The timer has elapsed."""
     change = Change(life, system, run_id)
-    if _up(system) and (change.state == "firing" or (change.state == "armed" and change.left <= 0)):
-        change.begin_fire()
+    if _up(system) and (change.state in ("firing", "failed") or (change.state == "armed" and change.left <= 0)):
+        try:
+            change.begin_fire()
+        except Refusal:
+            return  # it comes again in a minute
         if change.unit[0] == "reboot.target":
             life.at(life.now + 1.0, "guard_reboots")
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
-from proofbook.lab.sim import agents, coreutils, serving
+from proofbook.lab.sim import agents, coreutils, serving, storage
 from proofbook.lab.sim.journalctl import journalctl
 from proofbook.lab.sim.os_state import Container
 from proofbook.lab.sim.render_nvidia import nvidia_smi
@@ -107,6 +107,7 @@ def make_shell() -> Shell:
 
     table: dict[str, Handler] = {
         **coreutils.COMMANDS,
+        **storage.COMMANDS,
         "sh": sh,
         "bash": sh,
         "dash": sh,

@@ -451,6 +451,8 @@ def _rm(ctx: Context, argv: list[str]) -> Answer:
             errors += f"rm: cannot remove '{word}': Operation not permitted\n"
         elif node.kind == "dir" and not {"r", "R"} & options.keys() and argv[0] != "rmdir":
             errors += f"rm: cannot remove '{word}': Is a directory\n"
+        elif locked := ctx.may_not_write(real, grows=False):
+            errors += f"rm: cannot remove '{word}': {locked.strerror}\n"
         else:
             ctx.change(real, None)
     return said(error=errors, status=1 if errors else 0)
@@ -598,13 +600,6 @@ def _free(ctx: Context, argv: list[str]) -> Answer:
     )
 
 
-def _df(ctx: Context, argv: list[str]) -> Answer:
-    return said(
-        "Filesystem       1K-blocks     Used Available Use% Mounted on\nrpool/ROOT/pve-1 912345088 41256960 871088128   5% /\n"
-        "tank/models     7516192768 1288490188 6227702580  18% /models\n"
-    )
-
-
 async def _sleep(ctx: Context, argv: list[str]) -> Answer:
     await asyncio.sleep(sum(float(a.rstrip("s")) for a in argv[1:]))
     return said()
@@ -672,7 +667,6 @@ COMMANDS: dict[str, Handler] = {
     "ps": _ps,
     "pgrep": _pgrep,
     "free": _free,
-    "df": _df,
     "sleep": _sleep,
     "which": _which,
     "exit": _exit,

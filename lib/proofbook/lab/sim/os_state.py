@@ -143,6 +143,8 @@ class System:
     packages: dict[str, str] = field(default_factory=dict)  # what the Python of its services has, and which version
     page_cache: dict[str, float] = field(default_factory=dict)  # folder: the share of its files that is in memory
     state: str = "off"  # off · starting · running · stopping
+    immutable: set[str] = field(default_factory=set)  # paths of files that not even root may write (chattr +i)
+    read_only: bool = False  # its root file system
     journal_off: bool = False  # journald is stopped, and so are its sockets: what is said now is lost
     started_at: float = 0.0
     seqnum: int = 0

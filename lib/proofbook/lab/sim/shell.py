@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from proofbook.lab.sim.files import Files
 from proofbook.lab.sim.life import Life
+from proofbook.lab.sim.locks import why_not
 from proofbook.lab.sim.os_state import System, User
 from proofbook.lab.sim.vfs import FileNode, Tree
 
@@ -76,6 +77,10 @@ class Context:
             event = self.life.next_event()
             self.life.advance(min(end, event) if event is not None else end)
         return holds()
+
+    def may_not_write(self, path: str, *, grows: bool = True) -> OSError | None:
+        """Why not even root can write, replace or remove a file now; None when root can."""
+        return why_not(self.system, path, grows=grows)
 
     def change(self, path: str, node: FileNode | None) -> None:
         """Write or delete a file (absolute path); deleting a folder deletes what is in it."""
@@ -708,6 +713,8 @@ def write_file(ctx: Context, path: str, data: bytes, *, append: bool = False, mo
             return f"sh: 1: cannot create {path}: Is a directory\n"
         if not tree.may(node, 2) or real.startswith(("/proc", "/sys")):
             return f"sh: 1: cannot create {path}: Permission denied\n"
+    if locked := ctx.may_not_write(real):
+        return f"sh: 1: cannot create {path}: {locked.strerror}\n"
     old = node.read() if append and not callable(node.content) else b""
     ctx.change(real, FileNode("file", old + data, mode=node.mode, uid=node.uid, gid=node.gid, mtime=ctx.life.now))
     return ""
