@@ -15,7 +15,7 @@ import pytest
 
 from proofbook.errors import ConnectionLost, LeaseHeld, NotApproved, OtherMachine, PlanDrifted, Sealed, StoppedAtGate
 from proofbook.host import Host
-from proofbook.journal import Journal, Writer, read_journal
+from proofbook.journal import Journal, Writer, read_journal, read_output
 from proofbook.model import (
     Action,
     Applied,
@@ -233,6 +233,19 @@ def test_a_check_keeps_its_evidence_and_says_what_it_stands_on(tmp_path: Path) -
     assert findings[0].evidence == (evidence["id"],)
     assert (s.folder / evidence["stdout_file"]).read_bytes() == b"old\n"
     assert evidence["boot_id"] == "11111111222243338444555555555555"
+
+
+def test_a_log_is_kept_once_and_small(tmp_path: Path) -> None:
+    fake = machine()
+    fake.says["say", "word"] = b"a long word" * 10_000
+    s = setting(tmp_path, fake)
+    s.run.observe(Word())
+    (evidence,) = [e["data"] for e in s.events("evidence")]
+    assert evidence["stdout_file"].endswith(".out.gz") and evidence["stdout_bytes"] == 110_000
+    assert read_output(s.folder / evidence["stdout_file"]) == fake.says["say", "word"]
+    (observation,) = [e["data"] for e in s.events("observation")]
+    assert (observation["known"], observation["value"], observation["value_bytes"]) == (True, None, 110_002)
+    assert observation["evidence"] == [evidence["id"]]
 
 
 def test_what_cannot_be_told_is_unknown_and_never_a_pass(tmp_path: Path) -> None:
@@ -515,6 +528,7 @@ class Before:
     run_id: str = "r0"
     origin: str = "r0"
     measured: Measurement | None = None
+    decision: Decision | None = None
 
     def plan(self, change: str) -> Plan | None:
         return self.begun if change == self.begun.change else None
@@ -740,6 +754,27 @@ def test_a_change_begun_on_another_machine_is_not_gone_on_with(tmp_path: Path) -
     s = setting(tmp_path / "second", earlier=Before(other))
     with pytest.raises(OtherMachine, match="r0"):
         s.run.plan(Guarded("new"))
+
+
+@dataclass(frozen=True)
+class KeptBefore(Guarded):
+    def apply(self, plan: Plan, hands: Any, tell: Callable[[str], None]) -> Applied:
+        return Applied(plan, "nothing-to-do", "this change was kept already; nothing was applied again")
+
+
+def test_a_change_that_was_kept_before_is_told_with_its_decision(tmp_path: Path) -> None:
+    begun = setting(tmp_path / "first").run.plan(Guarded("new")).plan
+    s = setting(tmp_path / "second", earlier=Before(begun, decision=KEEP))
+    assert s.run.earlier_decision == KEEP
+    view = s.run.plan(KeptBefore("new"))
+    s.run.gate(view)
+    applied = s.run.apply(view)
+    assert s.run.confirm(applied, KEEP) is applied
+    s.run.close()
+    assert s.run.status is RunStatus.COMPLETED
+    closing = s.events("run.closing")[0]["data"]["summary"]
+    assert closing.startswith("This change was kept already; nothing was applied again. The decision stands (PASS): it pays")
+    assert ("set", "new") not in s.machine.asked
 
 
 def test_what_another_run_began_is_taken_back_from_its_plan(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from proofbook.errors import BadParameter, NoSuchRun, ProofbookError, RecordError
-from proofbook.journal import JOURNAL, MANIFEST, Journal, JournalReading, Writer, read_journal, utc_text
+from proofbook.journal import JOURNAL, MANIFEST, Journal, JournalReading, Writer, read_journal, read_output, utc_text
 from proofbook.model import RunStatus, Verdict, exit_code, worst
 from proofbook.record import PARTIAL, QUARANTINE, SCHEMA, RunRecord, finish, from_events, load_record, seal
 from proofbook.redact import Redactor
@@ -427,7 +427,13 @@ def _against_journal(folder: Path, reading: JournalReading) -> Iterator[str]:
             file = folder / path
             if not file.is_file() or file.is_symlink():
                 yield f"{path}: missing, and the journal speaks of it"
-            elif hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+                continue
+            try:
+                kept = hashlib.sha256(read_output(file)).hexdigest()
+            except OSError as error:
+                yield f"{path}: cannot be read: {error.strerror}"
+                continue
+            if kept != digest:
                 yield f"{path}: not what the journal saw"
 
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
 import hashlib
 import json
 import os
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime
@@ -38,12 +40,18 @@ __all__ = [
     "parse_journal",
     "plain",
     "read_journal",
+    "read_output",
     "utc_text",
 ]
 
 JOURNAL = "journal.jsonl"
 MANIFEST = "manifest-sha256.txt"
 GENESIS = "sha256:" + "0" * 64
+
+#: From so many bytes on an output is kept compressed, and a value is not written beside the output that it was read from.
+LONG = 32 * 1024
+#: The most that one compressed output is read as (bytes): a record that comes from elsewhere must not fill the memory.
+_MOST = 256 * 1024 * 1024
 
 #: Freed when the disk runs full, so that the run can still say that it did.
 _RESERVE = ".reserve"
@@ -96,7 +104,10 @@ def _sha256(line: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What went to disk, after redaction: path relative to the run's folder, sha256 (hex), size (bytes), secrets taken out."""
+    """What went to disk, after redaction: path relative to the run's folder, sha256 (hex), size (bytes), secrets taken out.
+
+    Of an output that is kept compressed, sha256 and size are those of the output.
+    """
 
     path: str
     sha256: str
@@ -146,6 +157,19 @@ class Writer:
                 _fsync_folder(path.parent)
         return Written(relpath, hashlib.sha256(data).hexdigest(), len(data), self.redactor.count(relpath) - before)
 
+    def write_output(self, relpath: str, data: bytes) -> Written:
+        """Write what a machine said: as it is, or, where that is long, compressed as ``<relpath>.gz`` (gzip).
+
+        WHY: most of a long output says the same in every line; a journal in JSON shrinks to a twentieth. Raises as
+        :meth:`write_bytes`; :func:`read_output` reads either.
+        """
+        relpath = relpath + ".gz" if len(data) >= LONG else relpath
+        before = self.redactor.count(relpath)
+        data = self.redactor.data(data, relpath)
+        kept = gzip.compress(data, mtime=0) if relpath.endswith(".gz") else data
+        self.write_bytes(relpath, kept, clean=False)
+        return Written(relpath, hashlib.sha256(data).hexdigest(), len(data), self.redactor.count(relpath) - before)
+
     def write_text(self, relpath: str, text: str, *, durable: bool = False, clean: bool = True) -> Written:
         """Write text as UTF-8; lone surrogates (undecodable bytes that were read as text) become ``\\udcNN``."""
         return self.write_bytes(relpath, text.encode("utf-8", "backslashreplace"), durable=durable, clean=clean)
@@ -175,6 +199,21 @@ class Writer:
         if self.sealed:
             raise Sealed(f"{self.run_dir.name} is sealed; nothing can be added to it", hint="write an annotation instead")
         return path
+
+
+def read_output(path: Path) -> bytes:
+    """An output as the machine said it, kept compressed or not. Raises OSError, also for one that is damaged or too large."""
+    data = path.read_bytes()
+    if path.suffix != ".gz":
+        return data
+    try:
+        unpacking = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        output = unpacking.decompress(data, _MOST)
+    except zlib.error as error:
+        raise OSError(errno.EIO, f"it is damaged ({error})", str(path)) from None
+    if not unpacking.eof or unpacking.unused_data:
+        raise OSError(errno.EIO, "it is cut, has something behind its end, or is too large", str(path))
+    return output
 
 
 @contextlib.contextmanager

@@ -188,7 +188,10 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A :class:`Result` that a run keeps: where its bytes are, and when and on which boot of which machine it was taken."""
+    """A :class:`Result` that a run keeps: where its bytes are, and when and on which boot of which machine it was taken.
+
+    A file whose name ends with ``.gz`` is compressed (gzip); digests and sizes are those of the output itself.
+    """
 
     id: str  # "e0012"
     host: str

@@ -32,7 +32,7 @@ import msgspec
 from markupsafe import Markup, escape
 
 from proofbook.errors import RecordError, Sealed
-from proofbook.journal import JOURNAL, MANIFEST, Journal, JournalReading, Writer, parse_journal, plain, read_journal
+from proofbook.journal import JOURNAL, MANIFEST, Journal, JournalReading, Writer, parse_journal, plain, read_journal, read_output
 from proofbook.model import Plan, RunStatus, Verdict, exit_code, worst
 from proofbook.redact import Hit, Redactor
 from proofbook.view import (
@@ -57,9 +57,10 @@ SCHEMA = 1
 PARTIAL = ".partial"
 QUARANTINE = ".quarantine"
 
-#: The most of one output that is shown in the HTML and in the notebook; the rest is in its evidence file.
-SHOWN_IN_HTML = 12 * 1024
-SHOWN_IN_NOTEBOOK = 12 * 1024
+#: The most of one output, or of a measurement's figures, that is shown in the HTML and in the notebook; the rest is in its
+#: evidence file, or in record.json. WHY so little: a run keeps hundreds of outputs, and a page must open at once.
+SHOWN_IN_HTML = 4 * 1024
+SHOWN_IN_NOTEBOOK = 4 * 1024
 
 Event = Mapping[str, Any]
 
@@ -605,6 +606,7 @@ def _environment() -> Any:
     filters: dict[str, Callable[..., Any]] = {
         "shown": lambda value: capped(shown(value)),
         "brief": lambda text: capped(str(text)),
+        "figures": lambda value: capped(json.dumps(value, ensure_ascii=False, indent=1), SHOWN_IN_HTML),
         "lines": lambda lines: "\n".join(map(capped, lines)),
         "duration": duration_text,
         "clock": lambda ts: ts[11:19] if ts else "",
@@ -694,7 +696,7 @@ class _Excerpts:
         if not path.startswith("evidence/") or ".." in path.split("/") or (self._run_dir / path).is_symlink():
             return f"(not a file of this record's evidence: {path})"
         try:
-            data = (self._run_dir / path).read_bytes()
+            data = read_output(self._run_dir / path)
         except OSError as error:
             return f"(the file {path} cannot be read: {error.strerror})"
         # WHY a new line: it parts arguments and variables in /proc/PID/cmdline and environ
@@ -901,7 +903,7 @@ def _outputs(events: Sequence[Event], excerpts: _Excerpts) -> Iterator[dict[str,
                 }
         elif event["event"] == "measurement":
             html = Markup("<details><summary>{}</summary><pre>{}</pre></details>")
-            told_value = json.dumps(data["value"], ensure_ascii=False, indent=1)[:SHOWN_IN_NOTEBOOK]
+            told_value = capped(json.dumps(data["value"], ensure_ascii=False, indent=1), SHOWN_IN_NOTEBOOK)
             yield _display(html.format(f"{data['title']} ({data['unit']})", told_value), told_value)
         elif event["event"] == "step.ended" and data.get("outcome") == "failed":
             error = visible(capped(str(data.get("error") or "failed")))
@@ -1024,7 +1026,7 @@ def _secrets_left(run_dir: Path, redactor: Redactor) -> Iterator[Hit]:
         if path.is_file():
             relative = path.relative_to(run_dir).as_posix()
             yield from redactor.scan(relative.encode(), "a file name", rendered=True)
-            yield from redactor.scan(path.read_bytes(), relative, rendered=relative in _RENDERED)
+            yield from redactor.scan(read_output(path), relative, rendered=relative in _RENDERED)
 
 
 def _quarantined(run_dir: Path, hits: Sequence[Hit]) -> RecordError:

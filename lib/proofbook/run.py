@@ -33,7 +33,7 @@ from proofbook.errors import (
 )
 from proofbook.host import Hands, Host
 from proofbook.intent import ContainerSpec, ServiceSpec
-from proofbook.journal import Journal, Writer
+from proofbook.journal import LONG, Journal, Writer, plain
 from proofbook.model import (
     Applied,
     Approval,
@@ -145,6 +145,11 @@ class Earlier(Protocol):
         ...
 
     def measurement(self, name: str) -> Measurement | None: ...
+
+    @property
+    def decision(self) -> Decision | None:
+        """What was decided of the change, by this run or by one that went on with it."""
+        ...
 
 
 class NoMemory:
@@ -293,6 +298,11 @@ class Run:
         return self._earlier.origin if self._earlier is not None else self.about.run_id
 
     @property
+    def earlier_decision(self) -> Decision | None:
+        """What was decided of the change before this run went on with it; None when nothing was, or it goes on with nothing."""
+        return self._earlier.decision if self._earlier is not None else None
+
+    @property
     def open(self) -> bool:
         return self._status is RunStatus.RUNNING
 
@@ -435,9 +445,8 @@ class Run:
         for stream, data in (("stdout", result.stdout), ("stderr", result.stderr)):
             path, digest, size = "", "", 0
             if data:
-                path = f"evidence/{number}-{slug}.{'out' if stream == 'stdout' else 'err'}"
-                written = self._writer.write_bytes(path, data)
-                digest, size = written.sha256, written.size
+                written = self._writer.write_output(f"evidence/{number}-{slug}.{'out' if stream == 'stdout' else 'err'}", data)
+                path, digest, size = written.path, written.sha256, written.size
                 redactions += written.redactions
             kept |= {f"{stream}_file": path, f"{stream}_sha256": digest, f"{stream}_bytes": size}
         evidence = Evidence(
@@ -476,6 +485,10 @@ class Run:
                 evidence.append(kept[id(result)])
             observation = Observation(probe, answer.value, answer.unknown, self.host.clock.now(), boot_id, tuple(evidence))
             observations.append(observation)
+            value = plain(observation.value)
+            size = len(msgspec.json.encode(value))
+            # WHY: the lines of a log are in its evidence already, from which the probe reads them at any time.
+            told = {"value": None, "value_bytes": size} if size >= LONG and evidence else {"value": value}
             self._say(
                 "observation",
                 {
@@ -483,7 +496,7 @@ class Run:
                     "asked": repr(probe),
                     "known": observation.known,
                     "unknown": observation.unknown,
-                    "value": observation.value,
+                    **told,
                     "evidence": [e.id for e in evidence],
                     "boot_id": boot_id,
                     "look": look,
@@ -988,6 +1001,9 @@ class Run:
         once = {(f.check, f.subject, f.verdict, f.reason) for f in self._findings}  # the same at both looks counts once
         counts = {v: sum(verdict is v for _, _, verdict, _ in once) for v in Verdict}
         told = ", ".join(f"{n} {v}" for v, n in counts.items() if n)
+        if self._decision is not None and self._decided_on_nothing and self._settled:
+            before = f"{self._settled[0].upper()}{self._settled[1:]}"
+            return f"{before}. The decision stands ({self._decision.rung}): {self._decision.because} ({told})."
         if self._decision is not None:
             kept = "Kept" if self._decision.keep else "Put back as planned"
             kept = "Nothing was changed" if self._decided_on_nothing else kept

@@ -137,9 +137,10 @@ class Script:
         files: dict[str, Any] = {}
         redactions = 0
         for stream, data in (("stdout", stdout), ("stderr", stderr)):
-            path = f"evidence/{number}-{argv[0]}.{stream[3:]}" if data else ""
-            written = self.writer.write_bytes(path, data) if data else None
-            digest, size = (written.sha256, written.size) if written else (hashlib.sha256(b"").hexdigest(), 0)
+            written = self.writer.write_output(f"evidence/{number}-{argv[0]}.{stream[3:]}", data) if data else None
+            path, digest, size = "", hashlib.sha256(b"").hexdigest(), 0
+            if written:
+                path, digest, size = written.path, written.sha256, written.size
             files |= {f"{stream}_file": path, f"{stream}_sha256": digest, f"{stream}_bytes": size}
             redactions += written.redactions if written else 0
         at = self.clock.now()

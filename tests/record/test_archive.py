@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -109,6 +110,20 @@ def test_evidence_that_was_changed_together_with_its_manifest_is_found_by_the_jo
     assert line in manifest
     (folder / MANIFEST).write_text(manifest.replace(line, line.replace(before, after)))
     assert Archive(outputs).verify("7f3a2c") == [f"evidence/{evidence.name}: not what the journal saw"]
+
+
+@pytest.mark.parametrize("spoilt", [gzip.compress(b"all is well\n"), b"not gzip at all"])
+def test_compressed_evidence_that_was_changed_with_its_manifest_is_found_by_the_journal(
+    outputs: Path, write_run: Callable[..., Path], spoilt: bytes
+) -> None:
+    folder = opened_up(write_run())
+    (evidence,) = (folder / "evidence").glob("*.gz")
+    before = hashlib.sha256(evidence.read_bytes()).hexdigest()
+    evidence.write_bytes(spoilt)
+    manifest = folder / MANIFEST
+    manifest.write_text(manifest.read_text().replace(before, hashlib.sha256(spoilt).hexdigest()))
+    (trouble,) = Archive(outputs).verify("7f3a2c")
+    assert trouble.startswith(f"evidence/{evidence.name}: ")
 
 
 def opened_up(folder: Path) -> Path:

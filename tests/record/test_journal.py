@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import gzip
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofbook.errors import DiskFull, RecordError, Sealed
-from proofbook.journal import GENESIS, JOURNAL, MANIFEST, Journal, Writer, parse_journal, plain, read_journal
+from proofbook.journal import GENESIS, JOURNAL, MANIFEST, Journal, Writer, parse_journal, plain, read_journal, read_output
 from proofbook.model import Finding, Verdict
 from proofbook.redact import Redactor
 
@@ -230,6 +233,36 @@ def test_what_was_written_is_told(writer: Writer) -> None:
     assert on_disk == b"A=1\0API_KEY=[redacted:API_KEY]\0"
     assert (written.size, written.redactions) == (len(on_disk), 1)
     assert writer.redactor.ledger == {"variable": {"evidence/e1.out": 1}}
+
+
+def test_a_long_output_is_kept_compressed_and_told_as_it_was(writer: Writer) -> None:
+    said = b"API_KEY=k9 and the same again, and again\n" * 10_000
+    short, long = writer.write_output("evidence/e1.out", b"short"), writer.write_output("evidence/e2.out", said)
+    assert (writer.run_dir / short.path).read_bytes() == b"short" and short.path == "evidence/e1.out"
+    assert long.path == "evidence/e2.out.gz" and (writer.run_dir / long.path).stat().st_size < len(said) / 50
+    kept = read_output(writer.run_dir / long.path)
+    assert kept == said.replace(b"k9", b"[redacted:API_KEY]")
+    assert (long.sha256, long.size, long.redactions) == (hashlib.sha256(kept).hexdigest(), len(kept), 10_000)
+    assert gzip.decompress((writer.run_dir / long.path).read_bytes()) == kept, "any gzip reads it"
+    again = writer.write_output("evidence/e3.out", said)
+    assert (writer.run_dir / again.path).read_bytes() == (writer.run_dir / long.path).read_bytes(), "no time is in it"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda data: data[:-4], "it is cut"),
+        (lambda data: data + b"more", "something behind its end"),
+        (lambda data: b"not gzip", "it is damaged"),
+        (lambda data: data[:40] + bytes([data[40] ^ 0xFF]) + data[41:], "it is"),
+        (lambda data: gzip.compress(bytes(300 * 1024 * 1024), 1), "too large"),
+    ],
+)
+def test_a_spoilt_output_is_no_output(writer: Writer, spoil: Callable[[bytes], bytes], says: str) -> None:
+    path = writer.run_dir / writer.write_output("evidence/e1.out", os.urandom(64_000)).path
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(OSError, match=says):
+        read_output(path)
 
 
 def test_a_pair_as_a_key_becomes_its_words() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from proofbook.errors import RecordError, Sealed
-from proofbook.journal import JOURNAL, MANIFEST, Writer, read_journal
+from proofbook.journal import JOURNAL, MANIFEST, Writer, read_journal, read_output
 from proofbook.model import Finding, Verdict
 from proofbook.record import SCHEMA, from_events, load_record, render, seal
 from proofbook.redact import Redactor
@@ -211,7 +211,8 @@ def test_a_sentence_without_an_end_is_cut_in_views(script: Callable[..., object]
 def test_big_outputs_are_cut_around_the_lines_that_matter(reboot_run: Path) -> None:
     html = (reboot_run / "record.html").read_text()
     notebook = (reboot_run / "notebook.ipynb").read_text()
-    assert (reboot_run / "evidence/e0004-journalctl.out").stat().st_size > 250_000
+    kept = reboot_run / "evidence/e0004-journalctl.out.gz"
+    assert len(read_output(kept)) > 250_000 > 5 * kept.stat().st_size
     assert len(html) < 60_000 and len(notebook) < 120_000
     for text in (html, notebook):
         assert "lines left out here" in text
@@ -384,6 +385,15 @@ def test_a_value_learned_late_is_found_in_what_was_written_before(script: Callab
     s.evidence(("cat", "x"), b"opaque q8Zr71mPx0Lw here")
     s.redactor.learn("HUB_TOKEN", "q8Zr71mPx0Lw")
     with pytest.raises(RecordError, match=r"learned in evidence/e0001-cat.out"):
+        s.close("completed", "PASS", "", 0)
+
+
+def test_a_value_learned_late_is_found_in_what_is_compressed(script: Callable[..., object]) -> None:
+    s = script()
+    s.open()
+    s.evidence(("cat", "x"), b"opaque q8Zr71mPx0Lw here\n" + b"x" * 100_000)
+    s.redactor.learn("HUB_TOKEN", "q8Zr71mPx0Lw")
+    with pytest.raises(RecordError, match=r"learned in evidence/e0001-cat.out.gz"):
         s.close("completed", "PASS", "", 0)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from proofbook.archive import Archive
 from proofbook.errors import NoSuchRun, RecordError
+from proofbook.journal import read_output
 from proofbook.model import Command, Observation, Probe, Result, Seen, Verdict, command
 from proofbook.probes.base import drive
 from proofbook.record import RunRecord
@@ -166,11 +167,11 @@ class Reading:
 
     def printed(self, evidence: Mapping[str, Any]) -> bytes:
         """What that command printed, as it is in the record; b"" when it printed nothing."""
-        return (self.folder / evidence["stdout_file"]).read_bytes() if evidence["stdout_file"] else b""
+        return read_output(self.folder / evidence["stdout_file"]) if evidence["stdout_file"] else b""
 
     def result(self, evidence: Mapping[str, Any]) -> Result:
         """That command's result, as it was when the run read it; what the record cut off is lost."""
-        stderr = (self.folder / evidence["stderr_file"]).read_bytes() if evidence["stderr_file"] else b""
+        stderr = read_output(self.folder / evidence["stderr_file"]) if evidence["stderr_file"] else b""
         return Result(
             command(*evidence["argv"]),
             evidence["exit_status"],
@@ -244,7 +245,7 @@ class Reading:
         yield f"{evidence['id']}  {evidence['started_at'][:19].replace('T', ' ')} UTC  $ {_argv(evidence['argv'])}"
         yield f"       {ended}; {path or 'it printed nothing'}"
         if path:
-            lines = (self.folder / path).read_text("utf-8", errors="replace").splitlines()
+            lines = read_output(self.folder / path).decode("utf-8", "replace").splitlines()
             yield from (f"       | {line}" for line in _around(lines, wanted) or _short(lines if not finding["lines"] else ()))
 
     @property
