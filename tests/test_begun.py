@@ -266,6 +266,29 @@ def test_going_on_may_die_too(tmp_path: Path) -> None:
     assert Archive(tmp_path).load(on).status == "lost"
 
 
+def decision_event(rung: str, *, acted: bool = True) -> Event:
+    return "decision", {
+        "keep": True,
+        "rung": rung,
+        "because": "it pays",
+        "limits": ["one"],
+        "digest": PLAN.digest,
+        "acted": acted,
+    }
+
+
+def test_what_was_decided_is_found_in_whichever_run_decided_it(tmp_path: Path) -> None:
+    run = died(tmp_path)
+    assert begun.load(Archive(tmp_path), run, undo=False).decision is None
+    kept = [*UNDISTURBED[: FIRST_ACT + 6], decision_event("PASS"), *act(3, "keep it"), applied("confirmed")]
+    on = write(tmp_path, 1, kept, continues=run, origin=run)
+    write(tmp_path, 2, [*kept[:-1], decision_event("LATER", acted=False)], continues=on, origin=run)
+    for name in (run, on):
+        decision = begun.load(Archive(tmp_path), name, undo=False).decision
+        assert decision is not None
+        assert (decision.keep, decision.rung, decision.because, decision.limits) == (True, "PASS", "it pays", ("one",))
+
+
 def test_another_run_of_the_change_that_is_at_work_is_waited_for(tmp_path: Path) -> None:
     run = died(tmp_path)
     on = died(tmp_path, 1, continues=run, origin=run, alive=True)

@@ -5,6 +5,7 @@ Everything comes from the dead run's journal. Where the change stands now is not
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -12,7 +13,7 @@ import msgspec
 
 from proofbook.archive import Archive, Brief
 from proofbook.errors import NoSuchRun, ProofbookError, RecordError
-from proofbook.model import Approval, Measurement, Plan, RunStatus
+from proofbook.model import Approval, Decision, Measurement, Plan, RunStatus
 from proofbook.procedures import taking_back
 from proofbook.record import PARTIAL, RunRecord
 
@@ -25,8 +26,9 @@ _UNFINISHED = (RunStatus.ABORTED, RunStatus.LOST, RunStatus.ROLLBACK_FAILED)
 class Begun:
     """What an earlier run planned, who approved it, and what it measured before; see :class:`proofbook.run.Earlier`."""
 
-    def __init__(self, record: RunRecord) -> None:
-        self.record = record
+    def __init__(self, record: RunRecord, others: Sequence[RunRecord] = ()) -> None:
+        """``others``: the runs that went on with the change, oldest first."""
+        self.record, self._others = record, others
         self.run_id = record.run_id
         self.origin = record.origin or record.run_id
 
@@ -50,6 +52,15 @@ class Begun:
         for told in self.record.measurements:
             if told["name"] == name and (not begun_at or told["ts"] <= begun_at):
                 return msgspec.convert(dict(told), Measurement)
+        return None
+
+    @property
+    def decision(self) -> Decision | None:
+        """The last that was decided of the change itself, by this run or by one that went on with it."""
+        for record in (*reversed(self._others), self.record):
+            for told in reversed(record.decisions):
+                if told.get("acted", True):
+                    return Decision(bool(told["keep"]), str(told["rung"]), str(told["because"]), tuple(told.get("limits", ())))
         return None
 
     @property
@@ -86,9 +97,10 @@ def load(archive: Archive, run: str, *, undo: bool) -> Begun:
     plan = begun.approved_plan
     if not any(told["acts"] for told in begun.record.plans if told["digest"] == plan.digest):
         raise NoSuchRun(f"run {run_id} had not begun to act; nothing is half done", hint="open a new run instead")
-    for brief in [_brief_of(begun.record), *_went_on(archive, begun)]:
+    others = _went_on(archive, begun)
+    for brief in [_brief_of(begun.record), *others]:
         _refuse_ended(brief, run_id, undo=undo)
-    return begun
+    return Begun(begun.record, [archive.load(brief.run_id) for brief in others])
 
 
 def refuse_two(archive: Archive, begun: Begun, own: str) -> None:

@@ -288,6 +288,31 @@ def test_a_rollback_that_is_killed_is_said_again(players: Player, ends: Ends) ->
     assert (now.files, now.argv, now.left) == (ends.old.files, ends.old.argv, [])
 
 
+#: The guard's word that it stays is given and not told; told; and the machine not let go.
+KEPT = (("act.outcome", 9, "instead"), ("applied", 2, "after"), ("act.intent", 10, "after"))
+
+
+@pytest.mark.parametrize("boundary", KEPT)
+def test_killed_when_it_was_kept_then_nothing_is_asked_again(players: Player, ends: Ends, boundary: tuple[str, int, str]) -> None:
+    run = players.dies(*boundary)
+    now = found(run)
+    assert (now.files, now.guard.outcome) == (ends.new.files, "confirmed")
+    went_on = players.resume(run, plain=False)
+    assert (went_on["status"], went_on["exit_code"], went_on["verdict"], went_on["message"]) == ("completed", 0, "PASS", "")
+    record = players.record(went_on)
+    assert [f["check"] for f in record.findings] == ["mtp.KeptBefore"]
+    assert f"by run {run} (PASS: " in record.findings[0]["reason"]
+    assert not record.measurements
+    assert [a["what"] for p in record.plans for a in p["acts"]] == [ACTS[0], ACTS[1], ACTS[-1]], "it lets the machine go"
+    assert record.summary.startswith("This change was kept already at ")
+    assert "The decision stands (PASS)" in record.summary
+    assert found(run).left == []
+    assert (found(run).files, found(run).argv) == (ends.new.files, ends.new.argv)
+    assert players.book.verify(run) == []
+    assert "which is completed" in players.resume(run)["message"]
+    assert players.roll_back(run)["status"] == "completed"
+
+
 # ------------------------------------------------------------------------------------------------ the third arm
 
 #: Boundaries between the suspension and the end: old files put back and not told, old server serving, new files put in

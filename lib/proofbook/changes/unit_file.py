@@ -434,6 +434,8 @@ class _Acting:
         status = self.status()
         if status.state in ("firing", "fired", "failed") or status.outcome == "fired":
             return self._fired_before(status)
+        if status.state == "confirmed":
+            status = self.guarded("finish keeping the change", self.guard.confirm())
         if status.state == "none" and status.outcome == "confirmed":
             return self._applied("nothing-to-do", f"this change was kept already{_at(status)}; nothing was applied again")
         if status.state == "none":

@@ -17,6 +17,7 @@ from proofbook.checks.mtp.asked import CanBeAsked
 from proofbook.checks.mtp.effect import took_effect
 from proofbook.checks.mtp.fit import KEY, FitToChange
 from proofbook.checks.mtp.holds import Holds
+from proofbook.checks.mtp.kept import KeptBefore
 from proofbook.checks.mtp.ladder import NEEDED
 from proofbook.checks.mtp.ladder import decide as climb
 from proofbook.checks.mtp.speculation import Speculation
@@ -30,6 +31,7 @@ from proofbook.measures.said import ServerSays
 from proofbook.measures.serving import Baseline, Gain, GainAgain
 from proofbook.measures.stability import Stability
 from proofbook.model import Applied, Change, Check, Decision, Measure, Measurement, Verdict
+from proofbook.probes.change_state import GuardState
 from proofbook.probes.journal import UnitJournal
 from proofbook.procedures.base import PlanDigest, Procedure, ProcedureParameters, refuse_nameless
 from proofbook.run import Findings, Run
@@ -187,7 +189,9 @@ def container(run: Run) -> ContainerSpec | None:
 
 
 def fit(run: Run) -> tuple[Check, ...]:
-    """Everything that can be known before anything is changed."""
+    """Everything that can be known before anything is changed; of a change that was kept before, only that it was."""
+    if _kept_before(run):
+        return (KeptBefore(service(run), container(run), run.origin, run.earlier_decision),)
     parameters = run.parameters
     need = max(parameters.wanted_levels, default=0)
     return (FitToChange(service(run), container(run), parameters.speculation, need),)
@@ -195,6 +199,8 @@ def fit(run: Run) -> tuple[Check, ...]:
 
 def baseline(run: Run, ready: Findings) -> Measure | None:
     """How fast it answers today. Not measured on a server that is not fit to be changed."""
+    if _kept_before(run):
+        return None
     if _failed(run, ready):
         _left_out(run, "the baseline", "this server is not fit to be changed as it stands")
         return None
@@ -369,7 +375,9 @@ def _start(run: Run) -> Picture | None:
 
 
 def decide(run: Run, applied: Applied, *findings: Findings) -> Decision:
-    """Keep it, or take it back, by the ladder."""
+    """Keep it, or take it back, by the ladder; what was decided before stands."""
+    if _kept(applied) and run.earlier_decision is not None:
+        return run.earlier_decision
     told = [f for found in findings for f in found]
     spec = run.parameters.speculation
     scope = (
@@ -388,8 +396,27 @@ def decide(run: Run, applied: Applied, *findings: Findings) -> Decision:
 
 
 def _refused(applied: Applied) -> bool:
-    """Nothing may be changed, or it was taken back before: asking whether it took effect would be asking for nothing."""
-    return applied.outcome == "rolled-back" or (applied.outcome == "nothing-to-do" and applied.plan.change == NotToBeMade.name)
+    """Nothing may be changed, or it was taken back or kept before: asking whether it took effect would be asking for nothing."""
+    nothing = applied.outcome == "nothing-to-do" and applied.plan.change == NotToBeMade.name
+    return applied.outcome == "rolled-back" or nothing or _kept(applied)
+
+
+def _kept(applied: Applied) -> bool:
+    """A plan with actions, of which none was left to be done: the run that this one goes on with had kept it."""
+    return applied.outcome == "nothing-to-do" and not applied.plan.empty
+
+
+def _kept_before(run: Run) -> bool:
+    """Whether the machine says so, of a run that goes on with another one. The journal may lack the last word of a dead run."""
+    if not run.resuming:
+        return False
+    probe = GuardState(run.origin, container(run))
+    run.observe(probe, look="what became of it", title="What became of the change that was begun?")
+    try:
+        status = run.seen.value(probe)
+    except CannotTell:
+        return False
+    return status.state in ("none", "confirmed") and "confirmed" in (status.state, status.outcome)
 
 
 def _failed(run: Run, *findings: Findings) -> bool:

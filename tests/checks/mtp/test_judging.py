@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,15 +13,18 @@ from proofbook.checks.mtp.asked import CanBeAsked
 from proofbook.checks.mtp.budget import GIB, Wish, budget, shape_of
 from proofbook.checks.mtp.effect import took_effect
 from proofbook.checks.mtp.holds import Holds
+from proofbook.checks.mtp.kept import KeptBefore
 from proofbook.checks.mtp.ladder import NEEDED, RUNGS, decide, rung_of
 from proofbook.checks.mtp.worth import NotDrift, WorthIt
 from proofbook.errors import CannotTell
-from proofbook.model import Finding, Measurement, Verdict
+from proofbook.model import Decision, Finding, Measurement, Verdict
+from proofbook.probes.change_state import GuardState
 from proofbook.probes.journal import JournalEntry, UnitJournal, UnitLog
 from proofbook.probes.kernel_log import KernelLine, KernelLog
 from proofbook.probes.memory import GpuMemory
 from proofbook.probes.sglang import Processes, ProcessTable, ServerFacts, ServerInfo
 from proofbook.probes.systemd import UnitState
+from proofbook.remote.guard import GuardStatus
 
 from .conftest import (
     CONFIG,
@@ -325,6 +328,23 @@ def test_a_second_measurement_that_says_nothing() -> None:
         assert (str(whole.verdict), why in whole.reason) == ("UNKNOWN", True), whole.reason
         decision = decide([*judged(WorthIt(first)), whole], needed=("mtp.WorthIt", "mtp.NotDrift"))
         assert (decision.keep, decision.rung) == (False, "INCONCLUSIVE")
+
+
+# ---------------------------------------------------------------------------------------------------------- kept
+
+
+def test_what_became_of_a_change_that_was_kept(values: dict[Any, Any]) -> None:
+    at = datetime(2026, 4, 8, 15, 10, tzinfo=UTC)
+    values[GuardState("r1", CONTAINER)] = GuardStatus("none", at, outcome="confirmed", outcome_at=at)
+    check = KeptBefore(SERVICE, CONTAINER, "r1", Decision(True, "PASS", "gains at concurrency 1"))
+    (finding,) = judged(check, values)
+    assert finding.verdict == "PASS"
+    assert finding.reason.startswith("it was kept at 2026-04-08 15:10 UTC by run r1 (PASS: gains at concurrency 1); that stands")
+    assert "(PASS" not in judged(replace(check, decision=None), values)[0].reason
+    values[UnitState(UNIT, CONTAINER)] = unit(active="failed", sub="failed", result="exit-code")
+    assert "it does not run now: failed" in said(judged(check, values))
+    values[GuardState("r1", CONTAINER)] = "?it cannot be entered"
+    assert worst_of(judged(check, values)) == "UNKNOWN"
 
 
 # --------------------------------------------------------------------------------------------------------- asked
