@@ -20,6 +20,18 @@ def test_each_topology_says_where_its_gpus_are() -> None:
     assert topology.load("four-gpus").gpus() == ("0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:04:00.0")
     assert topology.load("shared-group").gpus() == ("0000:01:00.0", "0000:03:01.0", "0000:03:02.0")
     assert topology.load("nic-and-nvme").gpus() == ("0000:01:00.0",)
+    assert topology.load("two-functions").gpus() == ("0000:01:00.0", "0000:02:00.0", "0000:02:00.1")
+
+
+def test_functions_of_one_device_say_so_to_qemu() -> None:
+    words = topology.load("two-functions").arguments()
+    gpus = [word for word in words if word.startswith("edu,")]
+    assert [word.split("addr=")[1].split(",dma_mask")[0] for word in gpus] == [
+        "0x0.0",
+        "0x0.0,multifunction=on",
+        "0x0.1,multifunction=on",
+    ]
+    assert sum("pcie-root-port" in word for word in words) == 2
 
 
 def test_what_is_unplugged_is_gone_and_its_port_stays() -> None:

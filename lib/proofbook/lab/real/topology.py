@@ -26,10 +26,15 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A PCIe root port; with ``bridge`` a PCIe-to-PCI bridge below it, behind which all devices share one IOMMU group."""
+    """A PCIe root port. Without more it has one device.
+
+    With ``bridge`` a PCIe-to-PCI bridge is below it, behind which all devices share one IOMMU group; with ``functions`` they are
+    the functions of one device, which share one too.
+    """
 
     devices: tuple[str, ...]
     bridge: bool = False
+    functions: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,8 @@ class Topology:
         for port in self.ports:
             if port.bridge:
                 yield from ((kind, f"0000:{bus + 1:02x}:{slot:02x}.0") for slot, kind in enumerate(port.devices, 1))
+            elif port.functions:
+                yield from ((kind, f"0000:{bus:02x}:00.{function}") for function, kind in enumerate(port.devices))
             elif port.devices:
                 yield port.devices[0], f"0000:{bus:02x}:00.0"
             bus += 2 if port.bridge else 1
@@ -65,16 +72,18 @@ class Topology:
             for place, kind in enumerate(port.devices, 1):
                 _, address = next(places)
                 if address not in unplugged:
-                    words += _device(kind, f"{kind}{number}-{place}", bus, place if port.bridge else 0)
+                    where = f"{place:#x}" if port.bridge else f"0x0.{address[-1]}"
+                    several = ",multifunction=on" if port.functions else ""
+                    words += _device(kind, f"{kind}{number}-{place}", bus, where + several)
         return words
 
 
-def _device(kind: str, name: str, bus: str, slot: int) -> list[str]:
+def _device(kind: str, name: str, bus: str, slot: str) -> list[str]:
     device, more = _KINDS[kind]
     words = []
     if kind == "nvme":
         words += ["-drive", f"if=none,id=drive-{name},driver=null-co,size=64M,read-zeroes=on"]
-    return [*words, "-device", f"{device},id={name},bus={bus},addr={slot:#x}{more.format(id=name)}"]
+    return [*words, "-device", f"{device},id={name},bus={bus},addr={slot}{more.format(id=name)}"]
 
 
 def names() -> tuple[str, ...]:
@@ -87,5 +96,8 @@ def load(name: str) -> Topology:
     if name not in names():
         raise BadParameter(f"there is no topology {name!r}", hint=f"topologies: {', '.join(names())}")
     table = tomllib.loads((resources.files("proofbook.lab.real") / "topologies" / f"{name}.toml").read_text())
-    ports = tuple(Port(tuple(port.get("devices", ())), bool(port.get("bridge", False))) for port in table["ports"])
+    ports = tuple(
+        Port(tuple(port.get("devices", ())), bool(port.get("bridge", False)), bool(port.get("functions", False)))
+        for port in table["ports"]
+    )
     return Topology(name, table["title"], ports)
