@@ -24,6 +24,7 @@ MTP = (
 SHOW = IN + f"systemctl show {UNIT} --property="
 LOG = IN + f"journalctl --all -o cat --no-pager -u {UNIT}"
 HEALTH = IN + "curl -sS -m 10 -o /dev/null -w '%{http_code}' http://127.0.0.1:30000/health"
+MODELS = HEALTH.replace("/health", "/v1/models")
 FAULTS: dict[str, tuple[str, str]] = {
     "mtp-engine-silently-off": (LOG, r"speculative_algorithm='EAGLE'(?s:(?!Qwen3_5ForCausalLMMTP).)*$"),
     "mtp-argv-lost": (SHOW + "ExecStart", r"^ExecStart=\{ (?!.*speculative)"),
@@ -41,6 +42,8 @@ FAULTS: dict[str, tuple[str, str]] = {
     "mtp-env-line-lost": (SHOW + "Environment", r"^Environment=HF_HUB_OFFLINE=1\n$"),
     "mtp-continuation-blank": (IN + f"systemctl cat {UNIT}", r"--disable-custom-all-reduce \\ \n"),
     "mtp-p2p-hang": (SHOW + "ActiveState; " + HEALTH, r"ActiveState=active\n000"),
+    "mtp-api-key": (MODELS + "; " + LOG, r"^401(?s:.)*api_key='lab-example-\w+'(?s:.)* 401 Unauthorized"),
+    "mtp-api-key-not-given": (MODELS, r"^401$"),
     "mtp-journal-suppressed": (LOG.replace("-u " + UNIT, "-b 0"), rf"Suppressed \d+ messages from {UNIT}"),
 }
 
@@ -59,6 +62,7 @@ ASKED = {
     "mtp-sglang-0-5-9": "drafts are accepted",
     "mtp-sglang-0-5-13": "drafts are accepted",
     "mtp-sglang-0-5-20": "drafts are accepted",
+    "mtp-restart-explains-it": "a restart is as good",
 }
 
 
@@ -131,6 +135,14 @@ def test_what_it_shows_when_it_is_asked(name: str) -> None:
     assert faster == (what not in ("slower", "no draft is accepted"))
     assert answers[0]["text"] == before["text"]
     assert (answers[1]["text"] == before["text"]) == (what != "another answer")
+    if what == "a restart is as good":
+        machine.say(IN + f"rm {DROP_IN}")
+        machine.say(IN + "systemctl daemon-reload")
+        machine.say(IN + f"systemctl restart {UNIT}")
+        machine.wait(75)
+        fresh = ask(machine)["meta_info"]
+        assert "spec_verify_ct" not in fresh
+        assert fresh["e2e_latency"] < answers[0]["meta_info"]["e2e_latency"] < before["meta_info"]["e2e_latency"]
 
 
 def test_what_is_taken_back_serves_again() -> None:

@@ -149,7 +149,7 @@ def test_what_fits_depends_on_fraction_release_and_wish(each: tuple[Trial, ...])
     memory = each[0].memory
     told = repr(memory.fits((0.70, 0.85), ("0.5.10", "0.5.13"), (None, 8)))
     assert told.count("does not fit") == 1
-    assert "31 · 550 k" in told and "26 · 1027 k" in told
+    assert "31 · 550 k" in told and "26 · 1038 k" in told
     picture = memory.chart((0.70, 0.85), ("0.5.10", "0.5.13"))
     assert "SGLang 0.5.10, fraction 0.7: does not fit" in repr(picture) and picture.png.startswith(b"\x89PNG")
     with pytest.raises(TypeError, match="frction"):

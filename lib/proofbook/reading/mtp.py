@@ -370,6 +370,7 @@ class Memory:
             "strategy": strategy,
             "overlap": not given.get("disable_overlap_schedule"),
             "radix": not given.get("disable_radix_cache"),
+            "context": int(given.get("context_length") or self.config.get("max_position_embeddings") or 0),
             "state_ratio": float(given.get("mamba_full_memory_ratio") or 0.9),
         }
         unknown = set(other) - {f.name for f in fields(Wish)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,19 +11,20 @@ import pytest
 
 from proofbook.checks.mtp.accepted import AnswersAreRight, DraftsAreAccepted, LivedThrough, SpeculationWasUsed
 from proofbook.checks.mtp.asked import CanBeAsked
-from proofbook.checks.mtp.budget import GIB, Wish, budget, shape_of
+from proofbook.checks.mtp.budget import GIB, Wish, budget, let_in, shape_of
 from proofbook.checks.mtp.effect import took_effect
 from proofbook.checks.mtp.holds import Holds
 from proofbook.checks.mtp.kept import KeptBefore
 from proofbook.checks.mtp.ladder import NEEDED, RUNGS, decide, rung_of
 from proofbook.checks.mtp.worth import NotDrift, WorthIt
 from proofbook.errors import CannotTell
+from proofbook.lab.standin.engine import Server
 from proofbook.model import Decision, Finding, Measurement, Verdict
 from proofbook.probes.change_state import GuardState
 from proofbook.probes.journal import JournalEntry, UnitJournal, UnitLog
 from proofbook.probes.kernel_log import KernelLine, KernelLog
 from proofbook.probes.memory import GpuMemory
-from proofbook.probes.sglang import Processes, ProcessTable, ServerFacts, ServerInfo
+from proofbook.probes.sglang import Processes, ProcessTable, ServerFacts, ServerInfo, release
 from proofbook.probes.systemd import UnitState
 from proofbook.remote.guard import GuardStatus
 
@@ -473,7 +475,7 @@ def test_every_needed_check_has_a_rung() -> None:
         ((0, 5, 9), 0.80, 6, None, (23, 331)),
         ((0, 5, 9), 0.85, 6, None, (39, 550)),
         ((0, 5, 10), 0.75, 6, None, (6, 115)),
-        ((0, 5, 13), 0.75, 6, None, (15, 593)),
+        ((0, 5, 13), 0.75, 6, None, (15, 597)),
         ((0, 5, 14), 0.75, 6, None, (13, 502)),
         ((0, 5, 9), 0.75, 6, 16, (16, 431)),
         ((0, 5, 9), 0.75, 0, None, (33, 588)),
@@ -497,7 +499,82 @@ def test_sizes_of_the_model() -> None:
         shape_of({"num_hidden_layers": 1, "hidden_size": 1, "num_attention_heads": 1}, 1)
 
 
+@pytest.mark.parametrize(
+    ("version", "asked", "tokens", "context", "running"),
+    [
+        ((0, 5, 9), None, 115_000, 262144, 2048),
+        ((0, 5, 9), None, 1_500_000, 262144, 2929),
+        ((0, 5, 9), None, 9_000_000, 262144, 4096),
+        ((0, 5, 9), None, 1_000, 0, 2048),
+        ((0, 5, 10), None, 1_000, 262144, 500),
+        ((0, 5, 9), 48, 50, 262144, 48),
+        ((0, 5, 10), 3000, 115_000, 262144, 2048),
+        ((0, 5, 13), 3000, 115_000, 262144, 2048),
+        ((0, 5, 14), 3000, 115_000, 262144, 3000),
+        ((0, 5, 23), 48, 50, 262144, 25),
+        ((0, 5, 23), None, 115_000, 262144, 2048),
+    ],
+)
+def test_how_many_requests_are_let_in(
+    version: tuple[int, ...], asked: int | None, tokens: int, context: int, running: int
+) -> None:
+    assert let_in(version, asked, tokens, context) == running
+
+
+MTP = ("--speculative-algorithm", "NEXTN", "--speculative-num-steps", "5", "--speculative-eagle-topk", "1")
+_RUNNING = re.compile(r"\bmax_total_num_tokens=(\d+),.*\bmax_running_requests=(\d+), context_len=(\d+)")
+_SLOTS = re.compile(r"max_mamba_cache_size: (\d+)")
+
+
+@pytest.mark.parametrize("version", ("0.5.9", "0.5.10", "0.5.13", "0.5.14", "0.5.17", "0.5.20", "0.5.23"))
+@pytest.mark.parametrize("speculative", (False, True))
+@pytest.mark.parametrize("more", ((), ("--max-running-requests", "16"), ("--disable-radix-cache",)), ids=str)
+def test_the_arithmetic_and_the_stand_ins_log_agree(version: str, speculative: bool, more: tuple[str, ...]) -> None:
+    """Two who know nothing of each other read the same sources: what is judged with, and what the lab's servers print."""
+    radix = "--disable-radix-cache" not in more
+    now = release(version)
+    strategy = "--mamba-radix-cache-strategy" if now >= (0, 5, 14) else "--mamba-scheduler-strategy"
+    argv = ("python", "-m", "sglang.launch_server", "--model-path", "/models/Qwen3.5-122B-A10B", "--tp-size", "4")
+    argv += ("--mem-fraction-static", "0.85", *more, *((strategy, "extra_buffer") if radix else ()))
+    argv += (*MTP, "--speculative-num-draft-tokens", "6") if speculative else ()
+    one = Server(argv, {"SGLANG_ENABLE_SPEC_V2": "1"}, version)
+    assert one.resolved is not None and one.budget is not None
+    text = "\n".join(line for _, line in one.startup())
+    ((tokens, running, context),) = {tuple(map(int, found)) for found in _RUNNING.findall(text)}
+    wish = Wish(
+        one.resolved.version, 0.85, 6 if speculative else 0, 16 if "16" in more else None, one.resolved.strategy,
+        one.resolved.overlap, radix, context,
+    )  # fmt: skip
+    said = budget(shape_of(CONFIG, 4), wish, free=one.budget.free, weights=one.budget.weights)
+    assert said.running == running
+    assert {said.slots} == set(map(int, _SLOTS.findall(text)))
+    assert said.tokens == pytest.approx(tokens, rel=0.01)
+    if not speculative and radix and not more:
+        assert running > 48, "the line about 48 belongs to speculation"
+    assert ("reset to 48" in text) is (speculative and "16" not in more)
+    _hold_why_fewer(text, now, running, 16 if "16" in more else 48 if speculative else None, said.slots)
+
+
+def _hold_why_fewer(text: str, version: tuple[int, ...], running: int, asked: int | None, slots: int) -> None:
+    """The sentences of the releases about fewer requests than asked for."""
+    capped = re.search(r"is capped to (\d+) by the mamba state cache \(max_mamba_cache_size=(\d+), (\d+) state slots", text)
+    reduced = re.search(r"was reduced from the requested (\d+) to (\d+) \(per dp worker\)", text)
+    finalized = re.search(r"from the finalized token capacity: max_num_reqs=(\d+)\.", text)
+    fewer = asked is None or running < asked
+    if version >= (0, 5, 17) and fewer:
+        assert capped is not None
+        assert [int(number) for number in capped.groups()] == [running, slots, slots // running]
+        assert reduced is None
+    else:
+        assert capped is None
+        expected = [asked, running] if version >= (0, 5, 14) and asked is not None and fewer else None
+        assert (list(map(int, reduced.groups())) if reduced else None) == expected
+    assert (int(finalized[1]) if finalized else None) == (running if version == (0, 5, 13) else None)
+
+
 def test_a_model_without_states_is_not_limited_by_them() -> None:
     dense = shape_of({"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}, 1)
     found = budget(dense, Wish((0, 5, 9), 0.8, 4), free=80.0, weights=20.0)
     assert (found.running, found.slots, found.fits) == (48, 0, True)
+    plain = budget(dense, Wish((0, 5, 9), 0.8, context=32768), free=80.0, weights=20.0)
+    assert (plain.running, plain.slots) == (max(2048, min(int(plain.tokens / 32768 * 512), 4096)), 0)

@@ -15,7 +15,7 @@ from typing import Any
 
 from proofbook.errors import CannotTell
 
-__all__ = ["GIB", "Budget", "Wish", "budget", "shape_of"]
+__all__ = ["GIB", "Budget", "Wish", "budget", "let_in", "shape_of"]
 
 GIB = float(1 << 30)
 #: What the runtime itself takes on each GPU beside the weights (contexts, communicators, workspaces): an estimate.
@@ -24,8 +24,11 @@ OVERHEAD_GIB = 1.2
 GRAPHS_GIB, DRAFT_GRAPHS_GIB = 0.5, 0.15
 #: Below this much memory left after a start, a long prompt or a fragmented pool ends it.
 HEADROOM_GIB = 2.0
-#: Without an opinion of its own a server with speculation takes this many requests at once.
+#: Without an opinion of its own a server with speculation takes this many requests at once ("Max running requests is reset to
+#: 48"); one without it takes as many as :func:`let_in` says.
 DEFAULT_RUNNING = 48
+#: Between these lies what a server without an opinion lets in, at 512 requests for a context's worth of tokens.
+_FEWEST, _MOST, _A_CONTEXT = 2048, 4096, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class Wish:
     strategy: str = "no_buffer"
     overlap: bool = True
     radix: bool = True
+    context: int = 0  # --context-length, else the model's own; 0: not known
     state_ratio: float = 0.9  # --mamba-full-memory-ratio
 
 
@@ -144,7 +148,7 @@ def budget(shape: Shape, wish: Wish, *, free: float, weights: float) -> Budget:
     draft = shape.draft_weights / GIB if speculative else 0.0
     rest = free - weights - free * (1 - wish.fraction) - (draft if early else 0.0)
     slot = shape.state_slot / GIB
-    asked = wish.running or (DEFAULT_RUNNING if speculative else 1 << 20)
+    asked = wish.running or (DEFAULT_RUNNING if speculative else None)
 
     def none(why: str, intermediate: float = 0.0) -> Budget:
         return Budget(free, weights, draft, rest, intermediate, 0, 0, 0, free - weights - draft, False, why)
@@ -154,15 +158,7 @@ def budget(shape: Shape, wish: Wish, *, free: float, weights: float) -> Budget:
     intermediate, slots, ratio = 0.0, 0, 1
     if shape.hybrid:
         ratio = _slots_per_request(wish, speculative)
-        share = wish.state_ratio / (1 + wish.state_ratio)
-        if wish.version >= (0, 5, 13):
-            slots = int(rest * share / (slot * (1 + wish.draft_tokens / ratio)))
-            intermediate = slots / ratio * wish.draft_tokens * slot
-        else:
-            intermediate = (
-                min(asked, DEFAULT_RUNNING if wish.running is None else asked) * wish.draft_tokens * slot if speculative else 0.0
-            )
-            slots = int((rest - intermediate) * share / slot)
+        slots, intermediate = _states(wish, asked, rest, slot, ratio)
         if rest <= intermediate:
             return none(
                 f"the states of drafts are reserved first, {intermediate:.1f} GiB of {rest:.1f} GiB: raise the fraction, "
@@ -175,12 +171,40 @@ def budget(shape: Shape, wish: Wish, *, free: float, weights: float) -> Budget:
     tokens = int(cache * GIB / shape.kv_token) if cache > 0 and shape.kv_token else 0
     if tokens < 1:
         return none("nothing is left for the KV cache", intermediate)
-    running = min(asked, slots // ratio) if shape.hybrid else asked
+    running = let_in(wish.version, asked, tokens, wish.context)
+    running = min(running, slots // ratio) if shape.hybrid else running
     after = free * (1 - wish.fraction)
     used = (0.0 if early else draft) + (tokens * shape.draft_kv_token / GIB if speculative else 0.0)
     left = after - used - GRAPHS_GIB - (DRAFT_GRAPHS_GIB if speculative else 0.0)
     why = "" if left > 0 else f"the draft ({draft:.1f} GiB) does not fit beside the fraction {wish.fraction:g}: lower it"
     return Budget(free, weights, draft, rest, intermediate, slots, running, tokens, left, left > 0, why)
+
+
+def let_in(version: tuple[int, ...], asked: int | None, tokens: int, context: int) -> int:
+    """How many requests a server lets in at once, before slots of states are counted. ``asked`` None: nobody said a number.
+
+    Source: ``ModelRunner.init_memory_pool`` (to 0.5.9), ``_resolve_max_num_reqs`` (0.5.10 to 0.5.14), and
+    ``resolve_max_num_reqs`` of the KV cache configurator (0.5.17 and later), as read in 0.5.5 to 0.5.23.
+    """
+    estimated = max(_FEWEST, min(int(tokens / context * _A_CONTEXT) if context else 0, _MOST))
+    if version < (0, 5, 10):
+        return estimated if asked is None else asked
+    if asked is None:
+        return min(estimated, tokens // 2)
+    return min(asked, estimated if version < (0, 5, 14) else tokens // 2)
+
+
+def _states(wish: Wish, asked: int | None, rest: float, slot: float, ratio: int) -> tuple[int, float]:
+    """Slots of states, and the GiB that are reserved for the states of drafts (``slot``: GiB of one)."""
+    drafts = wish.draft_tokens if asked is not None else 0
+    if not wish.radix and asked is not None:  # without a prefix cache a request keeps one state: as many as may run
+        return asked, asked * drafts * slot
+    share = wish.state_ratio / (1 + wish.state_ratio)
+    if wish.version >= (0, 5, 13):
+        slots = int(rest * share / (slot * (1 + drafts / ratio)))
+        return slots, min(asked or 0, slots // ratio) * drafts * slot
+    reserved = (asked or 0) * drafts * slot
+    return int((rest - reserved) * share / slot), reserved
 
 
 def _slots_per_request(wish: Wish, speculative: bool) -> int:

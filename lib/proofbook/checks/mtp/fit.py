@@ -363,11 +363,7 @@ class FitToChange(Check):
             ]
         sentence = (
             f"about {wanted.running} requests would run at once and {wanted.tokens // 1000} k tokens fit"
-            + (
-                f" (without speculation {now.running} and {now.tokens // 1000} k)"
-                if now and now.fits and now.running < 1 << 20
-                else ""
-            )
+            + (f" (without speculation {now.running} and {now.tokens // 1000} k)" if now and now.fits else "")
             + f"; {numbers}; an estimate, a GiB either way is possible"
         )
         if self.need_running and wanted.running < self.need_running:
@@ -402,11 +398,11 @@ class FitToChange(Check):
         state_bytes = 2 if _value(argv, "--mamba-ssm-dtype") == "bfloat16" else 4
         shape = shape_of(checkpoint.text_config, tp, state_bytes=state_bytes)
         free, weights, source = self._sizes(seen, checkpoint, tp)
-        wanted = budget(
-            shape, _wish(argv, version.version, self.speculation.effective_draft_tokens, known), free=free, weights=weights
-        )
+        context = int(_value(argv, "--context-length", known) or checkpoint.text_config.get("max_position_embeddings") or 0)
+        speculative = _wish(argv, version.version, self.speculation.effective_draft_tokens, known, context)
+        wanted = budget(shape, speculative, free=free, weights=weights)
         try:
-            now = budget(shape, _wish(process.argv, version.version, 0, known), free=free, weights=weights)
+            now = budget(shape, _wish(process.argv, version.version, 0, known, context), free=free, weights=weights)
         except CannotTell:
             now = None
         return wanted, now, source
@@ -510,7 +506,7 @@ def _value(argv: Sequence[str], name: str, known: FlagSet | None = None) -> str:
     return ""
 
 
-def _wish(argv: Sequence[str], version: str, draft_tokens: int, known: FlagSet) -> Wish:
+def _wish(argv: Sequence[str], version: str, draft_tokens: int, known: FlagSet, context: int) -> Wish:
     fraction = _value(argv, "--mem-fraction-static", known)
     if not fraction:
         raise CannotTell("no --mem-fraction-static is given, and what the server chooses by itself depends on the card")
@@ -524,6 +520,7 @@ def _wish(argv: Sequence[str], version: str, draft_tokens: int, known: FlagSet) 
         running=int(running) if running else None,
         strategy=strategy or ("extra_buffer" if now >= (0, 5, 14) else "no_buffer"),
         radix="--disable-radix-cache" not in argv,
+        context=context,
     )
 
 

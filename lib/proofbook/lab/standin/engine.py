@@ -26,7 +26,6 @@ from .memory import Budget, NoMemory
 __all__ = ["Effect", "End", "Reply", "Server"]
 
 _SRT = "/opt/sglang/venv/lib/python3.12/site-packages/sglang/srt"
-_CONTEXT = 262144
 
 #: Seconds of one decode step of the target alone, of one request; what each further request adds to it (a share).
 _STEP_S, _STEP_SLOPE = 0.0118, 0.055
@@ -371,7 +370,7 @@ class Server:
     @property
     def _context(self) -> int:
         given = self.resolved.args["context_length"] if self.resolved else None
-        return int(given or _CONTEXT)
+        return int(given or memory.CONTEXT)
 
     def _health(self, *, ready: bool) -> Reply:
         """One token that never comes to a verify step: it says nothing about speculation."""

@@ -1,8 +1,9 @@
 """How a server divides a GPU's memory, by release. Sizes are GiB a rank.
 
 The formulas are those of the released sources (0.5.9 and 0.5.10; the joint solution from 0.5.13; the draft's weights before
-the pools from 0.5.14). The sizes are computed from the shape of Qwen3.5-122B-A10B in BF16; of another model only its weights
-are taken, from the number of parameters in its name.
+the pools from 0.5.14). So is the number of requests that nobody asked for: 48 with speculation, 2048 to 4096 without. The sizes
+are computed from the shape of Qwen3.5-122B-A10B in BF16; of another model only its weights are taken, from the number of
+parameters in its name.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ DRAFT_KV_TOKEN = 1024 / GIB
 _CONV_STATE = 4 * 36 * 3072 * 3 * 2 / GIB
 _SSM_STATE = 4 * 36 * 16 * 128 * 128 * 4 / GIB
 GRAPHS, DRAFT_GRAPHS = 0.48, 0.12
+#: Tokens of the model's context.
+CONTEXT = 262144
 
 #: A leftover that takes more than this share of one card makes the ranks unequal.
 _UNEQUAL = 0.9
@@ -57,7 +60,8 @@ class Budget:
     after_draft: float = 0.0
     left: float = 0.0
     max_running: int = 0
-    capped: bool = False
+    capped: bool = False  # by the slots of states
+    asked: int | None = None  # how many requests somebody, or speculation, asked for
 
 
 def weights_of(model_path: str) -> float:
@@ -96,7 +100,7 @@ def _out_of_memory(wanted: float, total: float, free: float) -> str:
 def _pools(resolved: Resolved, begun: Budget, other: float) -> Budget:
     args, version, free, draft = resolved.args, resolved.version, begun.free, begun.draft
     fraction, drafts = float(args["mem_fraction_static"]), resolved.draft_tokens
-    asked = int(args["max_running_requests"] or 48)
+    asked = int(args["max_running_requests"]) if args["max_running_requests"] else None
     early = version >= (0, 5, 14)
     conv = _CONV_STATE / resolved.tp_size
     ssm = _SSM_STATE / resolved.tp_size / (2 if args["mamba_ssm_dtype"] == "bfloat16" else 1)
@@ -112,17 +116,21 @@ def _pools(resolved: Resolved, begun: Budget, other: float) -> Budget:
     share = float(args["mamba_full_memory_ratio"])
     share /= 1 + share
     ratio = _ratio(resolved)
-    if version >= (0, 5, 13):
+    if args["disable_radix_cache"] and asked is not None:
+        slots, intermediate = asked, asked * drafts
+    elif version >= (0, 5, 13):
         slots = int(rest * share / (per_slot * (1 + drafts / ratio)))
-        intermediate = slots / ratio * drafts
+        intermediate = min(asked or 0, slots // ratio) * drafts
     else:
-        intermediate = float(asked * drafts)
+        intermediate = (asked or 0) * drafts
         slots = int((rest - intermediate * per_slot) * share / per_slot)
     kv = rest - (intermediate + slots) * per_slot
     if kv <= 0 or rest <= intermediate * per_slot:
         text = f"RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. Current value: {fraction}"
         raise NoMemory(text, "pools", begun)
-    running = min(asked, slots // ratio)
+    tokens = int(kv / KV_TOKEN)
+    wanted = _let_in(resolved, asked, tokens)
+    running = min(wanted, slots // ratio)
     if running < 1:
         text = (
             "ValueError: Not enough GPU memory for hybrid (mamba/linear-attention) state cache. "
@@ -131,7 +139,6 @@ def _pools(resolved: Resolved, begun: Budget, other: float) -> Budget:
             else "AssertionError: max_running_request is zero"
         )
         raise NoMemory(text, "pools", begun)
-    tokens = int(kv / KV_TOKEN)
     after_pools = free * (1 - fraction)
     after_draft = after_pools - (0.0 if early else draft) - (tokens * DRAFT_KV_TOKEN if draft else 0.0)
     divided = replace(
@@ -147,12 +154,24 @@ def _pools(resolved: Resolved, begun: Budget, other: float) -> Budget:
         after_draft=after_draft,
         left=after_draft - GRAPHS - (DRAFT_GRAPHS if draft else 0.0),
         max_running=running,
-        capped=running < asked,
+        capped=running < wanted,
+        asked=asked,
     )
     if divided.left - other <= 0.3:
         still = max(after_draft - other, 0.0) + 0.11
         raise NoMemory(_out_of_memory(1.2, free, still), "draft" if draft else "pools", divided)
     return divided
+
+
+def _let_in(resolved: Resolved, asked: int | None, tokens: int) -> int:
+    """How many requests may run before slots of states are counted."""
+    context = int(resolved.args["context_length"] or CONTEXT)
+    estimated = max(2048, min(int(tokens / context * 512), 4096))
+    if resolved.version < (0, 5, 10):
+        return asked or estimated
+    if asked is None:
+        return min(estimated, tokens // 2)
+    return min(asked, estimated if resolved.version < (0, 5, 14) else tokens // 2)
 
 
 def _ratio(resolved: Resolved) -> int:

@@ -64,16 +64,30 @@ def start(resolved: Resolved, budget: Budget, *, drafts: bool = True) -> Lines:
             f"context_len={resolved.args['context_length'] or 262144}, available_gpu_mem={budget.left:.2f} GB"
         ),
     )
-    if budget.capped and resolved.version >= (0, 5, 17):
-        yield (
-            46.0,
-            (
-                f"TP0] max_running_requests is capped to {budget.max_running} by the mamba state cache "
-                f"(max_mamba_cache_size={budget.slots}, {budget.slots // max(budget.max_running, 1)} state slots per request). "
-                "To raise it: increase --mem-fraction-static or --max-mamba-cache-size."
-            ),
-        )
+    yield from _fewer(resolved, budget)
     yield from http_up(resolved)
+
+
+def _fewer(resolved: Resolved, budget: Budget) -> Lines:
+    """What a release says of the number of requests that it lets in: nothing to 0.5.12, then ever more of why there are fewer."""
+    version, running, asked = resolved.version, budget.max_running, budget.asked
+    if version[:3] == (0, 5, 13):
+        text = f"Max concurrent requests (per dp worker) from the finalized token capacity: max_num_reqs={running}."
+        yield from each(45.0, range(resolved.tp_size), text)
+    if budget.capped and version >= (0, 5, 17):
+        text = (
+            f"max_running_requests is capped to {running} by the mamba state cache "
+            f"(max_mamba_cache_size={budget.slots}, {budget.slots // max(running, 1)} state slots per request). "
+            "To raise it: increase --mamba-full-memory-ratio or --max-mamba-cache-size, "
+            "or halve the state size with --mamba-ssm-dtype bfloat16."
+        )
+        yield from each(45.0, range(resolved.tp_size), text)
+    elif asked is not None and running < asked and version >= (0, 5, 14):
+        text = (
+            f"max_running_requests was reduced from the requested {asked} to {running} (per dp worker) due to the available "
+            "KV cache capacity."
+        )
+        yield from each(45.0, range(resolved.tp_size), text)
 
 
 def arguments(resolved: Resolved) -> Lines:
