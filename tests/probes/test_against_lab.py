@@ -26,6 +26,7 @@ from proofbook.probes.journal import Journald, UnitJournal
 from proofbook.probes.kernel_log import KernelLog
 from proofbook.probes.memory import GpuMemory, GpuProcesses, PageCache
 from proofbook.probes.nvidia import ComputeApps, Driver, Gpus
+from proofbook.probes.obstacles import Obstacles
 from proofbook.probes.p2p import PeerConfig, Topology
 from proofbook.probes.pci import AerCounters, PciDevices, ResetMethods
 from proofbook.probes.service import Endpoint
@@ -82,6 +83,7 @@ def ask_everything(scenario: str) -> Answers:
         asked += [ServedCheckpoint(service.name, where), ServedCache(service.name, where), PortOwner(30000, where)]
         asked += [ServerInfo("http://127.0.0.1:30000", where), ModelInfo("http://127.0.0.1:30000", where)]
         asked += [Checkpoint(MODEL, where), PageCache(MODEL, where)]
+        asked.append(Obstacles((f"/etc/systemd/system/{service.name}",), where))
     asked += [GpuMemory(), GpuProcesses(), LeaseHeld(), IdentityState(), EarlyModules(), Topology(), PeerConfig()]
     asked += [Topology(), PeerConfig()]
     transport, _ = connect(spec)

@@ -70,6 +70,7 @@ EVERYWHERE_SAME: Mapping[str, Any] = {
     "container": None,
     "boot": "0",
     "path": "/etc",
+    "paths": ("/etc/hostname",),
     "port": 30000,
     "url": "http://127.0.0.1:1/health",
     "spec": LLM_TWO,
