@@ -112,7 +112,7 @@ def test_evidence_that_was_changed_together_with_its_manifest_is_found_by_the_jo
     assert Archive(outputs).verify("7f3a2c") == [f"evidence/{evidence.name}: not what the journal saw"]
 
 
-@pytest.mark.parametrize("spoilt", [gzip.compress(b"all is well\n"), b"not gzip at all"])
+@pytest.mark.parametrize("spoilt", [gzip.compress(b"all is well\n"), b"not gzip at all"], ids=["other bytes", "no gzip"])
 def test_compressed_evidence_that_was_changed_with_its_manifest_is_found_by_the_journal(
     outputs: Path, write_run: Callable[..., Path], spoilt: bytes
 ) -> None:
