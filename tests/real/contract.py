@@ -235,6 +235,8 @@ def _complaints(simulated: str, real: str) -> Iterator[str]:
 
 def _answers(asked: str, simulated: str, real: str) -> list[str]:
     words = asked.removeprefix("sudo ").split()
+    if words[:2] == ["systemctl", "show"] and any("*" in word for word in words):
+        return list(_many_units(simulated, real))
     if words[:2] == ["systemctl", "show"]:
         return list(_properties(_pairs(simulated), _pairs(real)))
     if words[0] == "journalctl" and not (simulated.strip() and real.strip()):
@@ -276,6 +278,24 @@ def kind(value: str) -> str:
 
 def _pairs(text: str) -> dict[str, str]:
     return dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line)
+
+
+def _many_units(simulated: str, real: str) -> Iterator[str]:
+    """Of units by a pattern, which are others on each machine: the properties, and the kinds that a property has in any unit."""
+    a, b = (_kinds_by_property(text) for text in (simulated, real))
+    for name in sorted({*a, *b}):
+        if strange := a.get(name, set()) - b.get(name, set()):
+            yield f"{name}: {', '.join(sorted(strange))} simulated, never real (real: {', '.join(sorted(b.get(name, set())))})"
+        elif name not in a:
+            yield f"{name} is real, not simulated"
+
+
+def _kinds_by_property(text: str) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for block in text.split("\n\n"):
+        for name, value in _pairs(block).items():
+            found.setdefault(name, set()).add(kind(value))
+    return found
 
 
 def _properties(simulated: Mapping[str, str], real: Mapping[str, str]) -> Iterator[str]:
