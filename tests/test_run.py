@@ -166,7 +166,7 @@ class Says:
 
 
 def machine(**says: bytes) -> FakeMachine:
-    answers = {("say", "word"): b"old\n", ("set", "new"): b""} | {("say", k): v for k, v in says.items()}
+    answers = {("say", "word"): b"old\n", ("set", "new"): b"", ("approvals",): b"0"} | {("say", k): v for k, v in says.items()}
     answers |= {
         ("cat", "/etc/machine-id"): MACHINE.encode() + b"\n",
         ("cat", "/proc/sys/kernel/random/boot_id"): b"11111111-2222-4333-8444-555555555555\n",
@@ -499,10 +499,22 @@ class Guarded(SetWord):
         return Applied(plan, "rolled-back" if result.ok else "rollback-failed", "taken back", by_hand)
 
 
+@dataclass(frozen=True)
+class Used(Probe[int]):
+    """How many approvals were used on the machine."""
+
+    name: ClassVar[str] = "used"
+
+    def ask(self) -> Generator[Sequence[Command], Sequence[Result], int]:
+        (answer,) = yield [command("approvals")]
+        return int(answer.expect())
+
+
 @dataclass
 class Lease:
     """Custody that remembers what was asked of it."""
 
+    approvals: ClassVar[Probe[int]] = Used()
     held_by: str = ""
     said: list[str] = field(default_factory=list)
 
@@ -716,6 +728,25 @@ def test_a_run_that_dies_while_acting_says_that_the_guard_is_armed_and_how_to_go
 def test_a_machine_that_another_run_is_changing_is_not_touched(tmp_path: Path) -> None:
     with pytest.raises(LeaseHeld, match="r7"):
         changed(tmp_path, Guarded("new"), custody=Lease(held_by="r7"))
+
+
+def test_once_an_approval_was_used_the_same_plan_has_another_digest(tmp_path: Path) -> None:
+    def digest(name: str, used: bytes) -> str:
+        s = setting(tmp_path / name, custody=Lease())
+        s.machine.says["approvals",] = used
+        return s.run.plan(Guarded("new")).digest
+
+    first = digest("first", b"0")
+    assert digest("nothing was used since", b"0") == first
+    assert len({first, digest("one use later", b"1"), digest("two uses later", b"2"), digest("not told", b"?")}) == 4
+
+
+def test_its_own_approval_is_no_drift(tmp_path: Path) -> None:
+    s = setting(tmp_path, custody=Lease())
+    view = s.run.plan(Guarded("new"))
+    s.run.gate(view, approver="alice", approved=view.digest)
+    s.machine.says["approvals",] = b"1"
+    assert s.run.apply(view).outcome == "done"
 
 
 def test_a_drifted_machine_is_let_go_again(tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ _NAMELESS = {"KeyboardInterrupt": "interrupted (Ctrl-C, or the kernel was told t
 
 #: An approval is good for this long after its plan was made (wall clock: people read gates, whatever the lab's clock does).
 APPROVAL_GOOD_FOR = timedelta(hours=4)
+#: Part of a plan's state before: once an approval was used, the next plan has another digest, also when all else is as it was.
+_APPROVALS = "approvals used on this machine"
 
 
 class Listener(Protocol):
@@ -118,6 +120,11 @@ class Part(Protocol):
 
 class Custody(Protocol):
     """One mutating run a machine: the lease that is held there, and the approvals that were used there."""
+
+    @property
+    def approvals(self) -> Probe[int]:
+        """How many approvals were ever used there."""
+        ...
 
     def take(self, hands: Hands, approval: Approval) -> None:
         """Hold the machine for this run, and use up the approval there. Raises LeaseHeld, ApprovalUsed: then it holds nothing."""
@@ -600,9 +607,10 @@ class Run:
         """Verb: what would be done, what takes it back, what cannot be taken back. Nothing is changed."""
 
         def do() -> PlanView:
-            seen = self.look(*change.needs(), look="plan")
+            approvals = [self._custody.approvals] if self._custody is not None else []
+            seen = self.look(*change.needs(), *approvals, look="plan")
             self.seen = self.seen.merged(seen)
-            plan = self._begun(change) or change.plan(seen, self.host.identity)
+            plan = self._begun(change) or self._numbered(change.plan(seen, self.host.identity), seen)
             issued = datetime.now(UTC)
             self._changes[plan.digest] = change
             self._plan_seen[plan.digest] = issued
@@ -613,6 +621,16 @@ class Run:
         if self._person is not None and self.open:
             self._person.show(view.plan)
         return view
+
+    def _numbered(self, plan: Plan, seen: Seen) -> Plan:
+        """The plan with the count of approvals that were used there; an empty one asks for none."""
+        if self._custody is None or plan.empty:
+            return plan
+        try:
+            used: int | str = seen.value(self._custody.approvals)
+        except CannotTell:
+            used = "not known"
+        return replace(plan, pre_state={**plan.pre_state, _APPROVALS: used})
 
     def _begun(self, change: Change) -> Plan | None:
         """The plan that the earlier run had begun to act on; the machine may be anywhere between its two ends now."""
@@ -706,7 +724,7 @@ class Run:
         if not approver:
             return "it does not say who approves (approver is empty)"
         if approved != plan.digest:
-            differs = "the machine or the parameters differ from what was read"
+            differs = "the machine, the parameters, or the approvals that were used there differ from what was read"
             return f"it is for {approved}, and the plan of now is {plan.digest} ({differs})"
         issued = self.memory.issued(approved)
         if self._earlier is not None and self._earlier.approval(approved) is not None:
@@ -833,6 +851,8 @@ class Run:
     def _refuse_drift(self, change: Change, plan: Plan) -> None:
         seen = self.look(*change.needs(), look="before the act")
         again = change.plan(seen, self.host.identity)
+        if _APPROVALS in plan.pre_state and not again.empty:  # by now its own approval is among those that were used
+            again = replace(again, pre_state={**again.pre_state, _APPROVALS: plan.pre_state[_APPROVALS]})
         if again.digest != plan.digest:
             self._let_go()
             raise PlanDrifted(

@@ -8,7 +8,7 @@ import pytest
 
 from proofbook.intent import ContainerSpec
 from proofbook.model import Probe
-from proofbook.probes.change_state import GuardState, LeaseHeld, StepState
+from proofbook.probes.change_state import ApprovalsUsed, GuardState, LeaseHeld, StepState
 
 from .conftest import TalkingMachine
 
@@ -42,6 +42,8 @@ def test_the_lease() -> None:
     assert answer.known, answer.unknown
     assert (answer.value.run, answer.value.holder, answer.value.expired) == ("run-1", "mira@laptop", False)
     nobody = TalkingMachine().on("proofbook-lease", "show", stdout="now=1775661015\nboot_now=7c0e\nend\n").ask(LeaseHeld())
+    used = TalkingMachine().on("proofbook-lease", "show", stdout="now=1775661015\nboot_now=7c0e\napprovals=3\nend\n")
+    assert used.ask(ApprovalsUsed()).value == 3
     assert nobody.known
     assert nobody.value is None
 

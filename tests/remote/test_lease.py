@@ -11,7 +11,7 @@ import pytest
 from proofbook.changes import detached, lease
 from proofbook.errors import ApprovalUsed, CannotTell, LeaseHeld
 from proofbook.model import Command
-from proofbook.remote.lease import lease_command, parse_lease
+from proofbook.remote.lease import lease_command, parse_approvals, parse_lease
 
 from .change_lab import Root
 
@@ -55,6 +55,14 @@ def test_one_run_holds_it(root: Root) -> None:
     assert parse_lease(root.run(lease.release(THEIRS))), "nobody releases another's"
     assert lease.held(root.run(lease.release(MINE))) is None
     assert lease.obtained(root.run(lease.acquire(THEIRS, "noa", 600)), THEIRS).holder == "noa"
+
+
+def test_every_use_of_an_approval_is_counted(root: Root) -> None:
+    assert parse_approvals(root.run(lease.show())) == 0
+    root.run(lease.acquire(MINE, "mira", 600))
+    for digest, count in ((DIGEST, 1), (DIGEST, 1), ("sha256:" + "60" * 32, 2)):
+        assert root.run(lease.use(digest, MINE)).exit_status == 0
+        assert parse_approvals(root.run(lease.show())) == count
 
 
 def test_an_expired_one_is_explained_and_not_simply_taken(root: Root) -> None:

@@ -540,11 +540,15 @@ def test_an_approval_lets_one_run_through_and_a_new_one_the_next(players: Player
     assert players.roll_back(kept["run_id"])["status"] == "completed"
     again = players.play("run", **approved)
     assert (again["status"], again["exit_code"]) == ("aborted", 7)
-    assert f"was used by run {kept['run_id']} at " in again["message"]
+    assert "the approvals that were used there differ from what was read" in again["message"]
     assert found(kept["run_id"]).left == [], "a refused run holds nothing"
     anew = players.run()
-    assert anew["waiting_for"]["digest"] == digest, "the same machine, the same plan"
-    assert players.play("run", **approved)["status"] == "completed", "but it was read and approved anew"
+    assert anew["waiting_for"]["digest"] != digest, "the same machine and the same change, but an approval was used since"
+    assert players.run()["waiting_for"]["digest"] == anew["waiting_for"]["digest"], "nothing was used between these two"
+    approved["parameters"]["approved"] = anew["waiting_for"]["digest"]
+    kept = players.play("run", **approved)
+    assert kept["status"] == "completed", kept["message"]
+    assert players.roll_back(kept["run_id"])["status"] == "completed"
 
 
 def test_the_machine_changed_between_the_gate_and_the_act(players: Player, ends: Ends) -> None:

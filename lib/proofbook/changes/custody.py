@@ -5,11 +5,13 @@ from __future__ import annotations
 import getpass
 import os
 import socket
+from typing import ClassVar
 
 from proofbook.changes import lease
 from proofbook.errors import ApprovalUsed
 from proofbook.host import Hands
-from proofbook.model import Approval
+from proofbook.model import Approval, Probe
+from proofbook.probes.change_state import ApprovalsUsed
 
 __all__ = ["MachineCustody"]
 
@@ -19,6 +21,8 @@ MARGIN_S = 1800
 
 class MachineCustody:
     """The lease of one run on its machine; see :class:`proofbook.run.Custody`. It is the host's, also for its containers."""
+
+    approvals: ClassVar[Probe[int]] = ApprovalsUsed()
 
     def __init__(self, run_id: str, ttl_s: float = 0.0) -> None:
         """``ttl_s``: how long the change may take until it is confirmed, seconds."""

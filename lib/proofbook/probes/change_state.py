@@ -11,9 +11,9 @@ from proofbook.model import Command, Probe, Result
 from proofbook.probes.base import inside, text_of
 from proofbook.remote.detached import StepStatus, detached_command, parse_step, step_name
 from proofbook.remote.guard import EXIT, GuardStatus, guard_command, parse_guard
-from proofbook.remote.lease import Lease, lease_command, parse_lease
+from proofbook.remote.lease import Lease, lease_command, parse_approvals, parse_lease
 
-__all__ = ["GuardState", "LeaseHeld", "StepState"]
+__all__ = ["ApprovalsUsed", "GuardState", "LeaseHeld", "StepState"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,24 @@ class LeaseHeld(Probe[Lease | None]):
         (answer,) = yield [lease_command("show")]
         text_of(answer)
         return parse_lease(answer)
+
+
+@dataclass(frozen=True)
+class ApprovalsUsed(Probe[int]):
+    """How many approvals were ever used on the machine. A plan holds it, so that each use makes the next plan another one.
+
+    ::
+
+        approvals=3
+        end
+    """
+
+    name: ClassVar[str] = "change.ApprovalsUsed"
+
+    def ask(self) -> Generator[Sequence[Command], Sequence[Result], int]:
+        (answer,) = yield [lease_command("show")]
+        text_of(answer)
+        return parse_approvals(answer)
 
 
 @dataclass(frozen=True)

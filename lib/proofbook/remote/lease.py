@@ -1,9 +1,10 @@
 """lease.sh: who may change a machine now, and which approvals were used; what goes there and comes back.
 
-Every verb answers with the machine's time and boot, and the lease where there is one::
+Every verb answers with the machine's time and boot, how many approvals were used, and the lease where there is one::
 
     now=1775661015
     boot_now=7c0e2c5b3f0e4f0a9c550a4b1d2e3f40
+    approvals=3
     run=20260408T150412Z-3f2a
     holder=mira@laptop
     taken=1775660652
@@ -24,7 +25,7 @@ from proofbook.model import Command, Result
 from proofbook.remote.ask import _program
 from proofbook.remote.guard import check_id
 
-__all__ = ["HELD", "LEASE", "USED", "Lease", "Use", "lease_command", "parse_lease", "parse_use"]
+__all__ = ["HELD", "LEASE", "USED", "Lease", "Use", "lease_command", "parse_approvals", "parse_lease", "parse_use"]
 
 #: Text of lease.sh.
 LEASE = _program("lease.sh")
@@ -96,6 +97,15 @@ def parse_lease(result: Result) -> Lease | None:
             expired=one["expired"] == "yes",
             other_boot=one["boot_id"] != one["boot_now"],
         )
+    except (KeyError, ValueError) as error:
+        raise CannotTell(f"not an answer of the lease program: {result.text[:200]!r}") from error
+
+
+def parse_approvals(result: Result) -> int:
+    """How many approvals were ever used on the machine. Raises CannotTell."""
+    one = _pairs(result)
+    try:
+        return int(one["approvals"])
     except (KeyError, ValueError) as error:
         raise CannotTell(f"not an answer of the lease program: {result.text[:200]!r}") from error
 

@@ -7,7 +7,7 @@
 #   break RUN WHO              takes it away from RUN, and from no other; WHO is kept in lease.log
 #   use DIGEST RUN             uses an approval up; only under RUN's lease. RUN itself may repeat it
 #
-# Every verb prints the lease that holds afterwards as key=value lines. Exit status: 0 done; 64 used wrongly; 73 it could not
+# Every verb prints how many approvals were used here and the lease that holds afterwards, as key=value lines. Exit status: 0 done; 64 used wrongly; 73 it could not
 # be written; 75 another run has it, or (renew, break, use) the named run has not; 76 the approval was used before.
 #
 # WHY a lease that ran out is not simply taken: its run may sit in a reboot that takes longer than it thought, and two
@@ -24,6 +24,7 @@ file=$base/lease
 report() {
   at=$(date +%s)
   printf 'now=%s\nboot_now=%s\n' "$at" "$boot_now"
+  printf 'approvals=%s\n' "$(ls -- "$base/approvals" 2> /dev/null | grep -c '^[0-9a-f]*$')"
   if read_lease; then
     [ "$expires" -gt "$at" ] && expired=no || expired=yes
     printf 'run=%s\nholder=%s\ntaken=%s\nexpires=%s\nboot_id=%s\nexpired=%s\n' \

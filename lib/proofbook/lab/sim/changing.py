@@ -473,6 +473,7 @@ def lease(life: Life, system: System, words: Sequence[str]) -> tuple[int, str, s
             status, why = (0, "") if by == run else (76, f"the approval was used by run {by}")
         case _:
             status, why = 64, f"used wrongly: {verb} with {len(arguments)} words"
+    out += f"approvals={len(disk.below(f'{_BASE}/approvals'))}\n"
     if held:
         disk.write(path, "".join(f"{k}={v}\n" for k, v in held.items()))
         shown = {**held, "expired": "no" if int(held["expires"]) > now else "yes"}
