@@ -339,3 +339,42 @@ def test_what_to_do_about_a_run_that_this_archive_does_not_know(tmp_path: Path) 
     assert read_journal(folder / JOURNAL).intact
     (folder / JOURNAL).unlink()
     assert "is not in" in begun.next_steps(Archive(tmp_path / "damaged"), run, "gpu01")[0]
+
+
+def briefs(outputs: Path) -> dict[str, str]:
+    return begun.later(Archive(outputs).runs())
+
+
+def test_a_kept_run_says_that_it_was_taken_back_later(tmp_path: Path) -> None:
+    kept = write(tmp_path, 0, UNDISTURBED)
+    assert briefs(tmp_path) == {}
+    first = undoing(tmp_path, 1, kept, status="rollback-failed")
+    assert briefs(tmp_path) == {kept: f"taking back was tried by {first} (rollback-failed)"}
+    second = undoing(tmp_path, 2, kept)
+    assert briefs(tmp_path) == {kept: f"taken back by {second}"}
+
+
+def test_a_lost_run_says_that_it_was_gone_on_with_and_what_came_of_that(tmp_path: Path) -> None:
+    lost = died(tmp_path)
+    on = write(tmp_path, 1, UNDISTURBED, continues=lost, origin=lost)
+    assert briefs(tmp_path) == {lost: f"gone on with by {on} (completed)"}
+    back = undoing(tmp_path, 2, on)
+    assert briefs(tmp_path) == {lost: f"taken back by {back}", on: f"taken back by {back}"}
+
+
+def test_a_run_that_only_waited_at_its_gate_was_not_taken_back(tmp_path: Path) -> None:
+    waited = write(tmp_path, 0, [plan_event(), gate_event("waiting"), closing("stopped-at-gate")])
+    kept = write(tmp_path, 1, UNDISTURBED, continues=waited)
+    back = undoing(tmp_path, 2, kept)
+    assert briefs(tmp_path) == {waited: f"gone on with by {kept} (completed)", kept: f"taken back by {back}"}
+
+
+def test_an_open_run_is_running_only_while_its_process_lives(tmp_path: Path) -> None:
+    book = Archive(tmp_path)
+    assert begun.not_ended(book, died(tmp_path, alive=True)) == ("running", "")
+    dead = died(tmp_path, 1)
+    stands, remark = begun.not_ended(book, dead)
+    assert stands == begun.NOT_ENDED
+    assert f"`proofbook resume {dead}`" in remark and f"`proofbook rollback {dead}`" in remark
+    _, looked_only = begun.not_ended(book, write(tmp_path, 2, []))
+    assert looked_only == "its process is gone. No change was begun"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,14 @@ from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
 
+from proofbook.archive import new_run_dir
 from proofbook.cli import Progress, SafeConsole, app
 from proofbook.errors import BadParameter, NoSuchRun
+from proofbook.journal import Journal, Writer, plain
+from proofbook.model import Finding, Verdict
+from proofbook.record import finish, render
+from proofbook.redact import Redactor
+from proofbook.run import runner_facts
 
 
 def call(*words: str, code: int = 0) -> Any:
@@ -21,6 +28,27 @@ def call(*words: str, code: int = 0) -> Any:
     done = CliRunner().invoke(app, list(words))
     assert done.exit_code == code, done.output
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def opened(
+    outputs: Path, run_id: str, *, runbook: str = "mtp-enablement", continues: str | None = None
+) -> tuple[Writer, Journal]:
+    """A run whose process is gone, as far as its first finding."""
+    when = datetime.strptime(run_id[:16], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    writer = Writer(new_run_dir(outputs, runbook, "gpu01", when, run_id), Redactor())
+    journal = Journal(writer, run_id, lambda: when)
+    runner = runner_facts() | {"pid_started": "another process"}
+    about = {"run_id": run_id, "runbook": runbook, "host": "gpu01", "parameters": {}, "runner": runner, "continues": continues}
+    journal.append("run.opened", about)
+    journal.append("finding", plain(Finding("c", Verdict.PASS, "fine")))
+    render(writer.run_dir, writer=writer)
+    return writer, journal
+
+
+def closed(outputs: Path, run_id: str, *, summary: str, **more: Any) -> Path:
+    writer, journal = opened(outputs, run_id, **more)
+    journal.append("run.closing", {"status": "completed", "verdict": "PASS", "summary": summary, "exit_code": 0})
+    return finish(writer.run_dir, journal, writer)
 
 
 def test_runbooks_say_what_they_take() -> None:
@@ -110,3 +138,22 @@ def test_a_long_reason_is_cut_on_the_terminal() -> None:
     finding = {"verdict": "FAIL", "subject": "", "reason": "x" * 100_000, "what_to_do": ""}
     Progress(SafeConsole(file=said, width=200))({"ts": "2026-11-29T03:00:00.000Z", "event": "finding", "data": finding})
     assert len(said.getvalue()) < 2000 and "(98500 more characters in record.json)" in said.getvalue()
+
+
+def test_a_run_that_did_not_end_has_no_verdict_and_a_kept_one_says_what_became_of_it(tmp_path: Path) -> None:
+    kept, back, dead = (f"20261129T0{n}0000Z-mtp-enablement-gpu01-00000{n}" for n in (1, 2, 3))
+    closed(tmp_path, kept, summary="Kept: PASS_WITH_LIMITS.")
+    closed(tmp_path, back, runbook="rollback", continues=kept, summary="Taken back.")
+    opened(tmp_path, dead)[1].close()
+    words = ("--outputs", str(tmp_path))
+    listed = {one["run_id"]: one for one in call("runs", "--json", *words)}
+    assert (listed[dead]["verdict"], listed[dead]["stands"]) == (None, "begun, not ended")
+    assert "its process is gone" in listed[dead]["remark"]
+    assert (listed[kept]["verdict"], listed[kept]["later"]) == ("PASS", f"taken back by {back}")
+    lines = CliRunner().invoke(app, ["runs", *words]).stdout.splitlines()
+    assert lines[0].split() == ["–", "begun,", "not", "ended", "gpu01", dead]
+    assert f"later: taken back by {back}" in lines[-1]
+    shown = CliRunner().invoke(app, ["show", kept, *words]).stdout
+    assert "Kept: PASS_WITH_LIMITS." in shown and f"later: taken back by {back}" in shown
+    assert "its process is gone" in CliRunner().invoke(app, ["show", dead, *words]).stdout
+    assert call("show", kept, "--json", *words)["later"] == f"taken back by {back}"

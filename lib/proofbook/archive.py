@@ -33,7 +33,7 @@ from proofbook.record import PARTIAL, QUARANTINE, SCHEMA, RunRecord, finish, fro
 from proofbook.redact import Redactor
 from proofbook.run import pid_started, runner_facts
 
-__all__ = ["Archive", "Brief", "keep_beside", "new_run_dir"]
+__all__ = ["Archive", "Brief", "half_done", "keep_beside", "new_run_dir"]
 
 _RUN_ID = re.compile(r"(?P<when>\d{8}T\d{6}Z)-(?P<name>.+)-(?P<tail>[0-9a-z]+)")
 _KEPT = (Verdict.PASS.value, Verdict.WARN.value)
@@ -449,12 +449,13 @@ def _retold(folder: Path, record: RunRecord) -> Iterator[str]:
         return
     truth = json.loads(json.dumps(record.as_json()))
     # what another version of this program wrote may lack a key, or have one that is gone
-    differs = sorted(key for key in told.keys() & truth.keys() - {"journal"} if told[key] != truth[key])
+    # and may have worded the headline otherwise; the status, verdict and conclusion that it is made of are held against it
+    differs = sorted(key for key in told.keys() & truth.keys() - {"journal", "headline"} if told[key] != truth[key])
     if differs:
         yield f"record.json: not what the journal says ({', '.join(differs)})"
 
 
-def _half_done(record: RunRecord) -> str:
+def half_done(record: RunRecord) -> str:
     """What a person must know of a change that nobody ended: it may stand, half stand, or be taken back by its guard."""
     begun = [p for p in record.plans if p.get("undo") and p["acts"]]
     if not begun:
@@ -494,7 +495,7 @@ def _close_lost(folder: Path) -> str:
     if not so_far.closed_at:
         verdict = worst([*(Verdict(f["verdict"]) for f in so_far.findings), Verdict.UNKNOWN])
         last = so_far.timeline[-1]["text"] if so_far.timeline else "nothing"
-        summary = f"The runner died at or after {so_far.last_at}; the last that it wrote was: {last}{_half_done(so_far)}"
+        summary = f"The runner died at or after {so_far.last_at}; the last that it wrote was: {last}{half_done(so_far)}"
         closing = {
             "status": RunStatus.LOST,
             "verdict": verdict,

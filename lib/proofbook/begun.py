@@ -5,19 +5,23 @@ Everything comes from the dead run's journal. Where the change stands now is not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from proofbook.archive import Archive, Brief
+from proofbook.archive import Archive, Brief, half_done
 from proofbook.errors import NoSuchRun, ProofbookError, RecordError
 from proofbook.model import Approval, Decision, Measurement, Plan, RunStatus
 from proofbook.procedures import taking_back
 from proofbook.record import PARTIAL, RunRecord
+from proofbook.run import runner_facts
 
-__all__ = ["Begun", "load", "next_steps", "refuse_two"]
+__all__ = ["NOT_ENDED", "Begun", "later", "load", "next_steps", "not_ended", "refuse_two"]
+
+#: How a run stands whose record is open and whose process is gone.
+NOT_ENDED = "begun, not ended"
 
 #: A run that ended like this may have left a change half done.
 _UNFINISHED = (RunStatus.ABORTED, RunStatus.LOST, RunStatus.ROLLBACK_FAILED)
@@ -132,6 +136,43 @@ def next_steps(archive: Archive, run: str, host: str) -> list[str]:
         f"  to undo what it did: proofbook rollback {run}",
         f"only when neither can: {breaking}",
     ]
+
+
+def later(briefs: Iterable[Brief]) -> dict[str, str]:
+    """What became of runs by later ones: run id → "taken back by …" or "gone on with by … (status)". Runs left as they were
+    are left out. ``briefs``: all that might belong together, in any order."""
+    by_id = {brief.run_id: brief for brief in briefs}
+    said: dict[str, str] = {}
+    for brief in sorted(by_id.values(), key=lambda b: b.opened_at):
+        undoing = brief.runbook == taking_back.PROCEDURE.name
+        back = brief.status == RunStatus.ROLLED_BACK or (undoing and brief.status == RunStatus.COMPLETED)
+        how = "taken back by" if back else "taking back was tried by" if undoing else "gone on with by"
+        told = f"{how} {brief.run_id}" + ("" if back else f" ({brief.status})")
+        earlier, seen = by_id.get(brief.continues or ""), {brief.run_id}
+        while earlier is not None and earlier.run_id not in seen:
+            at_gate = earlier.status == RunStatus.STOPPED_AT_GATE
+            if not at_gate or earlier.run_id == brief.continues:  # a run that only waited did nothing that could be taken back
+                said[earlier.run_id] = f"gone on with by {brief.run_id} ({brief.status})" if at_gate else told
+            seen.add(earlier.run_id)
+            earlier = by_id.get(earlier.continues or "")
+    return said
+
+
+def not_ended(archive: Archive, run_id: str) -> tuple[str, str]:
+    """How an open run stands, (status, remark): running, or :data:`NOT_ENDED` with what a person can do about it."""
+    folder = archive.folder_of(run_id)
+    record = archive.load(run_id)
+    if folder is None or not folder.name.endswith(PARTIAL):
+        return record.status, ""
+    if not archive.runner_alive(folder):
+        acts = [act["what"] for plan in record.plans for act in plan["acts"]]
+        open_end = f"Its last act was: {acts[-1]}; look what came of it, then open a new run" if acts else "No change was begun"
+        what = half_done(record).removeprefix(". ") or open_end
+        return NOT_ENDED, f"its process is gone. {what}"
+    where = str(record.runner.get("host", ""))
+    if where != runner_facts()["host"]:
+        return record.status, f"its process is on {where}: only there can be told whether it lives"
+    return record.status, ""
 
 
 def _went_on(archive: Archive, begun: Begun, *, settle: bool = True) -> list[Brief]:

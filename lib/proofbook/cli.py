@@ -278,17 +278,26 @@ def show(
     outputs: OutputsOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """One record: verdict, what was not verified, findings, and where it is."""
+    """One record: verdict, what was not verified, findings, what became of it later, and where it is."""
+    from proofbook import begun
+    from proofbook.model import RunStatus
+
     book = _archive(outputs)
     found = book.load(run_id)
+    since = begun.later(book.since(found.run_id)).get(found.run_id, "")
+    since = f"later: {since}" if since else ""
+    status, why = begun.not_ended(book, found.run_id) if found.status == RunStatus.RUNNING else (found.status, "")
+    standing = f"{status}: {why}" if why else ""
     if as_json:
-        print(json_text(found.as_json()))
+        print(json_text({**found.as_json(), "stands": status, "remark": why, "later": since.removeprefix("later: ")}))
         return
     if not found.journal.get("intact", True):
         err.print(
             f"DAMAGED: {found.journal.get('trouble')}; what follows is what can still be read", markup=False, style="bold red"
         )
-    out.print(found.as_markdown(), markup=False)
+    out.print(found.as_text(), markup=False)
+    for remark in filter(None, (standing, since)):
+        out.print(remark, markup=False, style="bold")
     out.print(f"record: {book.folder_of(found.run_id)}", markup=False)
 
 
@@ -296,20 +305,41 @@ def show(
 def runs(outputs: OutputsOption = None, as_json: JsonFlag = False) -> None:
     """The archive, newest first; what is damaged or in quarantine stands at the end."""
     book = _archive(outputs)
-    found = sorted(book.runs(), key=lambda r: r.run_id, reverse=True)
+    listed = _listed(book)
     if as_json:
-        print(json_text([r.brief() for r in found]))
+        print(json_text(listed))
         return
-    width = max((len(r.host) for r in found), default=0)
-    for r in found:
-        verdict = f"[{STYLE.get(r.verdict, '')}]{r.verdict:<8}[/]" if r.verdict in STYLE else f"{r.verdict:<8}"
-        out.print(f"{verdict} {r.status:<16} {r.host:<{width}}  {r.run_id}")
+    width = max((len(r["host"]) for r in listed), default=0)
+    for r in listed:
+        verdict = r["verdict"] or "–"
+        out.print(f"[{STYLE.get(verdict, 'dim')}]{verdict:<8}[/] ", end="")
+        out.print(f"{r['stands']:<16} {r['host']:<{width}}  {r['run_id']}", markup=False)
+        for remark in filter(None, (r["remark"], r["later"] and f"later: {r['later']}")):
+            out.print(f"           {remark}", markup=False)
     damaged = book.damaged()
     for folder, why in damaged:
         out.print("[bold red]damaged[/]  ", end="")
         out.print(f"{folder}: {why}", markup=False)
-    if not found and not damaged:
+    if not listed and not damaged:
         out.print("no records yet")
+
+
+def _listed(book: Any) -> list[dict[str, Any]]:
+    """Every record in a line, newest first. A run that has not ended has no verdict: what is fine so far may still fail."""
+    from proofbook import begun
+    from proofbook.model import RunStatus
+
+    found = sorted(book.runs(), key=lambda r: r.run_id, reverse=True)
+    later = begun.later(found)
+    listed = []
+    for brief in found:
+        stands, remark, verdict = brief.status, "", brief.verdict
+        if brief.status == RunStatus.RUNNING:
+            stands, remark = begun.not_ended(book, brief.run_id)
+            verdict = None
+        more = {"verdict": verdict, "stands": stands, "remark": remark, "later": later.get(brief.run_id, "")}
+        listed.append({**brief.brief(), **more})
+    return listed
 
 
 @app.command()

@@ -33,7 +33,7 @@ from markupsafe import Markup, escape
 
 from proofbook.errors import RecordError, Sealed
 from proofbook.journal import JOURNAL, MANIFEST, Journal, JournalReading, Writer, parse_journal, plain, read_journal, read_output
-from proofbook.model import Plan, RunStatus, Verdict, exit_code, worst
+from proofbook.model import Plan, RunStatus, Suggested, Verdict, exit_code, worst
 from proofbook.redact import Hit, Redactor
 from proofbook.view import (
     SIGNS,
@@ -48,7 +48,7 @@ from proofbook.view import (
     table_text,
     worst_first,
 )
-from proofbook.visible import SENTENCE, capped, visible
+from proofbook.visible import SENTENCE, capped, short_digests, visible
 
 __all__ = ["PARTIAL", "SCHEMA", "Keeper", "RunRecord", "from_events", "load_record", "render", "seal"]
 
@@ -61,6 +61,9 @@ QUARANTINE = ".quarantine"
 #: evidence file, or in record.json. WHY so little: a run keeps hundreds of outputs, and a page must open at once.
 SHOWN_IN_HTML = 4 * 1024
 SHOWN_IN_NOTEBOOK = 4 * 1024
+
+#: The most lines of a plan's difference that a terminal or a ticket shows.
+SHOWN_OF_DIFF = 60
 
 Event = Mapping[str, Any]
 
@@ -174,6 +177,28 @@ class RunRecord:
         return list({(n["what"], n["why"]): n for n in listed}.values())
 
     @property
+    def taken_back(self) -> bool:
+        """Whether this run itself has seen its change away again."""
+        ends = {(p["applied"] or {}).get("outcome") for p in self.plans}
+        return self.status != RunStatus.ROLLBACK_FAILED and bool(ends & {"rolled-back", "restored"})
+
+    @property
+    def problems(self) -> list[dict[str, str]]:
+        """What is not fine, worst first, as {verdict, subject, reason, what_to_do}; the same at two looks is said once."""
+        keys = ("verdict", "subject", "reason", "what_to_do")
+        bad = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN)
+        told = [{k: str(f.get(k) or "") for k in keys} for f in self.told if f["verdict"] in bad]
+        return list({tuple(t.values()): t for t in told}.values())
+
+    @property
+    def reservations(self) -> list[str]:
+        """How far a conclusion and the last decision reach: what they hold for, and what they do not show."""
+        concluded = self.conclusion or {}
+        scope = [f"scope: {concluded['scope']}"] if concluded.get("scope") else []
+        said = [*scope, *concluded.get("limits", ()), *(limit for d in self.decisions[-1:] for limit in d.get("limits", ()))]
+        return list(dict.fromkeys(map(str, said)))
+
+    @property
     def counts(self) -> dict[str, int]:
         """How many findings of each verdict, worst first; verdicts that did not occur are left out."""
         counted = Counter(f["verdict"] for f in told_once(self.findings))
@@ -227,9 +252,16 @@ class RunRecord:
 
     @property
     def _completed(self) -> str:
+        if self.conclusion_word and self.verdict == Verdict.FAIL and not self._started:
+            return f"{self.conclusion_word.upper()} · {_NOT_STARTED}"
         if self.conclusion_word:  # of an experiment: what it found comes first, and the verdict says whether that counts
             return f"{self.conclusion_word.upper()} · {_CONCLUDED[self.verdict]}"
         return _COMPLETED[self.verdict] if not self.not_checked or self.verdict != "PASS" else _PASS_IN_PART
+
+    @property
+    def _started(self) -> bool:
+        """Whether an experiment came further than its questions: it acted, or it measured."""
+        return bool(self.measurements) or any(plan["acts"] for plan in self.plans)
 
     # -- as text
 
@@ -273,12 +305,31 @@ class RunRecord:
         }
 
     def as_markdown(self) -> str:
-        """A page that fits into a ticket (fewer than 60 lines)."""
-        findings = [f for f in worst_first(told_once(self.findings)) if f["verdict"] != Verdict.PASS]
-        return visible(str(_environment().get_template("record.md.j2").render(r=self, findings=findings)))
+        """A page that fits into a ticket: fewer than 60 lines, and at a gate its plan besides."""
+        return self._page("record.md.j2")
+
+    def as_text(self) -> str:
+        """The same page for a terminal, without marks and escapes."""
+        return self._page("record.txt.j2")
+
+    def _page(self, template: str) -> str:
+        findings = [f for f in self.told if f["verdict"] != Verdict.PASS]
+        at_gate = [p for p in self.plans if self.waiting_for and p["digest"] == self.waiting_for["digest"]][-1:]
+        return visible(str(_environment().get_template(template).render(r=self, findings=findings, at_gate=at_gate)))
+
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        """The findings for a reader, worst first; advice to take a change back is left out where that was done."""
+        told = [dict(f) for f in worst_first(told_once(self.findings))]
+        if self.taken_back:
+            for f in told:
+                if f.get("action") == Suggested.ROLL_BACK:
+                    f["what_to_do"] = _without_taking_back(f["what_to_do"])
+        return told
 
 
 _COULD_NOT_TELL = "could not tell"
+_TAKE_BACK = re.compile(r"(?:^|(?<=; ))take it back(?:[;.]|, and|,)? *", re.IGNORECASE)
 _COMPLETED = {
     "PASS": "PASS · it is as it should be",
     "WARN": "WARN · usable, with something to look at",
@@ -291,6 +342,7 @@ _CONCLUDED = {
     "UNKNOWN": "UNKNOWN, whether it was validly run could not be shown",
     "FAIL": "FAIL, not validly run, or the machine is not as it was",
 }
+_NOT_STARTED = "FAIL, not started; the machine was not touched"
 _PASS_IN_PART = "PASS · all that was checked is as it should be"
 _ENDED_EARLY = {
     RunStatus.STOPPED_AT_GATE: "The run stopped at its gate; nothing was changed, and nothing behind the gate was looked at.",
@@ -299,6 +351,14 @@ _ENDED_EARLY = {
     RunStatus.ROLLED_BACK: "The change was taken back; what was shown with it in place no longer holds.",
     RunStatus.ROLLBACK_FAILED: "The change could not be taken back; the machine is in a state that this run did not verify.",
 }
+
+
+def _without_taking_back(advice: str) -> str:
+    """What remains to be done once the change is away: nothing, if taking it back was the whole advice (with its reason)."""
+    if re.match("take it back:", advice, re.IGNORECASE):
+        return ""
+    rest = _TAKE_BACK.sub("", advice).strip().removesuffix(";")
+    return rest[:1].upper() + rest[1:]
 
 
 def _about(finding: Mapping[str, Any]) -> str:
@@ -552,6 +612,13 @@ def _decided(data: Mapping[str, Any]) -> str:
     return "nothing was changed" if not data.get("acted", True) else ("keep" if data["keep"] else "take back")
 
 
+def some_lines(text: str, most: int = SHOWN_OF_DIFF) -> str:
+    """At most ``most`` lines of a difference, and how many more there are."""
+    lines = text.rstrip("\n").split("\n")
+    more = len(lines) - most
+    return "\n".join([*lines[:most], *([f"… {more} more lines in record.json"] if more > 0 else [])])
+
+
 def _first_line(text: str) -> str:
     return text.strip().splitlines()[0] if text.strip() else ""
 
@@ -614,6 +681,9 @@ def _environment() -> Any:
         "utc": lambda ts: f"{ts[:10]} {ts[11:19]} UTC" if ts else "–",
         "size": _size_text,
         "md": _markdown_text,
+        "plain": lambda value: capped(" ".join(shown(value).split())),
+        "short": short_digests,
+        "some_lines": some_lines,
         "prose": _prose,
         "argv": argv_text,
         "first_line": _first_line,
@@ -656,7 +726,7 @@ def argv_text(argv: Sequence[str]) -> str:
 
 
 def _html(record: RunRecord, excerpts: _Excerpts | None) -> str:
-    told = told_once(record.findings)
+    told = record.told
     groups = [(v.value, found) for v in VERDICTS if (found := [f for f in told if f["verdict"] == v])]
     template = _environment().get_template("record.html.j2")
     shown_parts: dict[str, Any] = {"excerpt": excerpts.html, "drawn": excerpts.picture} if excerpts else {}

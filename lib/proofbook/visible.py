@@ -10,10 +10,12 @@ import json
 import re
 from typing import Any
 
-__all__ = ["SENTENCE", "capped", "json_text", "visible"]
+__all__ = ["SENTENCE", "capped", "json_text", "short_digests", "visible"]
 
 #: The most characters of one sentence that a view shows (a reason, an advice); who wants the rest finds it in record.json.
 SENTENCE = 1500
+
+_DIGEST = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 #: Control characters but newline and tab; marks and overrides of direction; blanks without a width; separators that only some
 #: programs take for a new line; half characters and tags.
@@ -40,6 +42,11 @@ def _picture(character: str) -> str:
 def capped(text: str, most: int = SENTENCE) -> str:
     """At most ``most`` characters of ``text``, and how many more there are."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} more characters in record.json)"
+
+
+def short_digests(text: str) -> str:
+    """``text`` with every 64-digit digest cut to 12 digits: a line that is read is not a line that is compared."""
+    return _DIGEST.sub(lambda found: f"{found[0][:12]}…", text)
 
 
 def json_text(value: Any) -> str:

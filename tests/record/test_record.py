@@ -15,7 +15,7 @@ import pytest
 
 from proofbook.errors import RecordError, Sealed
 from proofbook.journal import JOURNAL, MANIFEST, Writer, read_journal, read_output
-from proofbook.model import Finding, Verdict
+from proofbook.model import Finding, Suggested, Verdict
 from proofbook.record import SCHEMA, from_events, load_record, render, seal
 from proofbook.redact import Redactor
 from proofbook.visible import visible
@@ -308,6 +308,122 @@ def test_a_run_at_its_gate_says_how_to_go_on(script: Callable[..., object]) -> N
     assert record.tone == "wait"
     assert "--approve sha256:abc" in record.as_markdown()
     assert record.not_verified[0]["kind"] == "run ended early"
+
+
+def unit_plan(lines: int = 3) -> dict[str, object]:
+    digest = "0123456789ab" + "c" * 52
+    return {
+        "digest": "sha256:" + "d" * 64,
+        "title": "Extra flags for llm.service",
+        "diff": "--- old\n+++ new\n" + "\n".join(f"+line {n}" for n in range(lines)),
+        "expected_s": 60.0,
+        "host": {"hostname": "gpu-hv1"},
+        "issued_at": "2026-11-29T11:15:50+00:00",
+        "actions": [{"what": "install the drop-in", "argv": ["install-file", digest]}],
+        "undo": [{"what": "remove the drop-in", "argv": []}],
+        "cannot_undo": ["requests in flight are lost"],
+        "facts": ["llm.service serves on port 30000"],
+    }
+
+
+@pytest.mark.parametrize("form", ["as_markdown", "as_text"])
+def test_a_plan_that_waits_is_told_with_its_difference(script: Callable[..., object], form: str) -> None:
+    s = script()
+    s.open()
+    s.step("gate", "Gate")
+    plan = unit_plan(lines=100)
+    s.say("plan", plan)
+    s.say("gate", {"digest": plan["digest"], "decision": "waiting", "approver": "", "how": "", "text": ""})
+    s.done(outcome="stopped", error="needs an approval")
+    folder = s.close("stopped-at-gate", "UNKNOWN", "Waiting.", 3)
+    told = getattr(load_record(folder), form)()
+    for part in ("install the drop-in", "remove the drop-in", "requests in flight are lost", "serves on port 30000"):
+        assert part in told
+    assert f"--approve {plan['digest']}" in told, "what is typed is whole"
+    assert "0123456789ab…" in told and "0123456789abc" not in told, "what is read is short"
+    assert "+line 57" in told and "+line 58" not in told and "… 42 more lines in record.json" in told
+    assert "0123456789abc" in (folder / "record.json").read_text()
+
+
+@pytest.mark.parametrize("form", ["as_markdown", "as_text"])
+def test_every_page_has_the_caveats_of_a_conclusion(script: Callable[..., object], form: str) -> None:
+    s = script()
+    s.open()
+    s.step("check", "first")
+    s.finding("t", Finding("c", Verdict.PASS, "fine"))
+    s.done()
+    said = {
+        "outcome": "refuted",
+        "hypothesis": "it pays",
+        "because": "it costs",
+        "scope": "this release",
+        "limits": ["not the other"],
+    }
+    s.say("conclusion", said)
+    s.say("decision", {"keep": False, "rung": "LIMITS", "because": "no gain", "limits": ["a short look"], "acted": True})
+    folder = s.close("completed", "PASS", "Refuted.", 0)
+    told = getattr(load_record(folder), form)()
+    html = (folder / "record.html").read_text()
+    for part in ("it pays", "it costs", "this release", "not the other", "a short look"):
+        assert part in told and part in html
+    assert "nothing was left open" not in told
+    assert "what that does not show stands below" in told
+
+
+def test_a_page_for_the_terminal_has_no_marks_of_a_ticket(script: Callable[..., object]) -> None:
+    s = script()
+    s.open()
+    s.step("check", "first")
+    s.finding("t", Finding("c", Verdict.FAIL, "no_buffer -> extra_buffer | x", what_to_do="see `a_b`"))
+    s.done()
+    record = load_record(s.close("completed", "FAIL", "PASS_WITH_LIMITS was not reached.", 1))
+    assert "PASS_WITH_LIMITS was not reached." in record.as_text()
+    assert "✗ FAIL · c: no_buffer -> extra_buffer | x" in record.as_text()
+    assert "→ see `a_b`" in record.as_text()
+    assert "\\" not in record.as_text() and "**" not in record.as_text()
+    assert r"PASS\_WITH\_LIMITS" in record.as_markdown()
+
+
+def test_an_experiment_that_was_not_started_touched_nothing(script: Callable[..., object]) -> None:
+    s = script()
+    s.open()
+    s.step("check", "first")
+    s.finding("t", Finding("c", Verdict.FAIL, "a job runs there"))
+    s.done()
+    s.say("conclusion", {"outcome": "blocked", "hypothesis": "h", "because": "a job runs there"})
+    folder = s.close("completed", "FAIL", "Blocked.", 1)
+    assert load_record(folder).headline == "BLOCKED · FAIL, not started; the machine was not touched"
+    events = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    acting = {"act": 1, "what": "w", "argv": ["reboot"], "host": "h", "digest": "sha256:none"}
+    acted = from_events([*events[:-3], {**events[-4], "event": "act.intent", "data": acting}, *events[-3:]])
+    assert "not validly run, or the machine is not as it was" in acted.headline
+
+
+@pytest.mark.parametrize(
+    ("advice", "left"),
+    [
+        ("Take it back: a change that does not pay only adds ways to fail.", ""),
+        ("Take it back.", ""),
+        ("Take it back; the start of the log says why (a flag).", "The start of the log says why (a flag)."),
+        ("Take it back, and see how the unit is written.", "See how the unit is written."),
+        ("It died behind a living main process; take it back.", "It died behind a living main process"),
+    ],
+)
+def test_nobody_is_told_to_take_back_what_was_taken_back(script: Callable[..., object], advice: str, left: str) -> None:
+    s = script()
+    s.open()
+    plan = unit_plan()
+    s.say("plan", plan)
+    s.step("check", "first")
+    s.finding("t", Finding("c", Verdict.FAIL, "no gain", action=Suggested.ROLL_BACK, what_to_do=advice))
+    s.finding("t", Finding("d", Verdict.WARN, "odd", what_to_do="Look closer."))
+    s.done()
+    events = [json.loads(line) for line in (s.folder / "journal.jsonl").read_text().splitlines()]
+    assert [p["what_to_do"] for p in from_events(events).problems] == [advice, "Look closer."]
+    s.say("applied", {"change": "c", "outcome": "rolled-back", "summary": "as before", "facts": {}, "digest": plan["digest"]})
+    record = load_record(s.close("rolled-back", "FAIL", "Taken back.", 5))
+    assert [p["what_to_do"] for p in record.problems] == [left, "Look closer."]
+    assert record.findings[0]["what_to_do"] == advice, "the data stay"
 
 
 def test_an_open_run_has_a_record_after_every_step(script: Callable[..., object]) -> None:
