@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
 
-from proofbook.archive import new_run_dir
-from proofbook.cli import Progress, SafeConsole, app
+from proofbook.archive import Archive, new_run_dir
+from proofbook.cli import Progress, SafeConsole, _print_outcome, app
 from proofbook.errors import BadParameter, NoSuchRun
 from proofbook.journal import Journal, Writer, plain
+from proofbook.launch import Outcome, told
 from proofbook.model import Finding, Verdict
 from proofbook.record import finish, render
 from proofbook.redact import Redactor
@@ -157,3 +159,75 @@ def test_a_run_that_did_not_end_has_no_verdict_and_a_kept_one_says_what_became_o
     assert "Kept: PASS_WITH_LIMITS." in shown and f"later: taken back by {back}" in shown
     assert "its process is gone" in CliRunner().invoke(app, ["show", dead, *words]).stdout
     assert call("show", kept, "--json", *words)["later"] == f"taken back by {back}"
+
+
+OUTCOME = Outcome("r1", "mtp-enablement", "gpu01", "completed", "WARN", None, 0, [], None, "/records/r1")
+
+
+def printed(outcome: Outcome, capsys: pytest.CaptureFixture[str], plan: dict[str, Any] | None = None) -> list[str]:
+    progress = Progress()
+    progress.plan = plan
+    _print_outcome(outcome, progress, as_json=False)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_last_lines_begin_with_the_outcome_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    bad = {"verdict": "WARN", "subject": "llm", "reason": "slower than said", "what_to_do": "Look closer."}
+    lines = printed(replace(OUTCOME, summary="Kept: PASS_WITH_LIMITS (the gain is 1.4).", problems=[bad]), capsys)
+    assert lines == [
+        "Kept: PASS_WITH_LIMITS (the gain is 1.4).",
+        "WARN · completed · exit code 0",
+        "WARN    llm: slower than said",
+        "        → Look closer.",
+        "record: /records/r1",
+    ]
+
+
+def test_a_conclusion_is_told_with_its_hypothesis_its_reason_and_its_scope(capsys: pytest.CaptureFixture[str]) -> None:
+    said = {"outcome": "refuted", "hypothesis": "every pair is direct", "because": "two go through host memory", "scope": "gpu01"}
+    lines = printed(replace(OUTCOME, conclusion="refuted", concluded=said), capsys)
+    assert lines[:3] == [
+        "every pair is direct (refuted): two go through host memory",
+        "  holds for: gpu01",
+        "concluded: REFUTED · WARN · completed · exit code 0",
+    ]
+
+
+def test_a_gate_shows_the_difference_and_short_digests(capsys: pytest.CaptureFixture[str]) -> None:
+    digest = "0123456789ab" + "c" * 52
+    plan = {
+        "title": "Extra flags",
+        "host": {"name": "gpu01"},
+        "actions": [{"what": "install", "argv": ["install-file", f"/etc/[x] {digest}"]}],
+        "undo": [{"what": f"put back {digest}"}],
+        "facts": [],
+        "cannot_undo": [],
+        "expected_s": 60.0,
+        "diff": "--- old\n+++ new\n" + "\n".join(f"+[bold]line {n}" for n in range(100)),
+    }
+    waiting = {"digest": f"sha256:{digest}", "title": "Extra flags", "host": "gpu01", "issued_at": ""}
+    lines = printed(replace(OUTCOME, status="stopped-at-gate", waiting_for=waiting), capsys, plan)
+    assert "  would do: install  install-file /etc/[x] 0123456789ab…" in lines
+    assert "  taken back by: put back 0123456789ab…" in lines
+    assert lines[lines.index("  the difference:") + 1] == "    --- old"
+    assert "    +[bold]line 57" in lines and "    +[bold]line 58" not in lines
+    assert "    … 42 more lines in /records/r1/record.html" in lines
+    assert f"  --approve sha256:{digest} --approver YOUR-NAME" in lines, "what is typed is whole"
+
+
+def test_what_is_printed_is_what_the_record_says(tmp_path: Path) -> None:
+    run_id = "20261129T010000Z-mtp-enablement-gpu01-000001"
+    closed(tmp_path, run_id, summary="Kept.")
+    found = told(Archive(tmp_path).load(run_id))
+    assert found == {"summary": "Kept.", "concluded": None, "problems": []}
+    assert json.loads(replace(OUTCOME, **found).to_json())["summary"] == "Kept."
+
+
+def test_the_lab_lists_the_scenarios_of_one_runbook_one_a_line() -> None:
+    done = CliRunner().invoke(app, ["lab", "list", "--runbook", "p2p-pair-matrix"])
+    lines = done.stdout.splitlines()
+    assert lines and all(len(line.split("\t")) == 3 and line.startswith("lab:") for line in lines)
+    assert all(line.split("\t")[2].startswith("p2p-pair-matrix: ") for line in lines)
+    assert len(lines) == len(call("lab", "list", "--json", "--runbook", "p2p-pair-matrix"))
+    assert len(lines) < len(call("lab", "list", "--json"))
+    assert isinstance(CliRunner().invoke(app, ["lab", "list", "--runbook", "p2p"]).exception, BadParameter)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from proofbook import begun, launch, notebook, recover
+from proofbook import begun, changes, launch, notebook, recover
 from proofbook.archive import Archive, new_run_dir
 from proofbook.errors import LeaseHeld, NoSuchRun
 from proofbook.journal import Journal, Writer
-from proofbook.model import RunStatus, Verdict
+from proofbook.model import Action, Identity, Plan, RunStatus, Verdict
 from proofbook.record import RunRecord, finish
 from proofbook.redact import Redactor
 
@@ -130,3 +130,33 @@ def test_the_run_that_holds_the_machine_is_named_with_what_to_type(tmp_path: Pat
     assert "proofbook lease break gpu01 r7 --who YOUR-NAME" in lines[1]
     assert lines[-1] == f"  → then: proofbook rollback {RUN}"
     assert recover._who_holds(book, NoSuchRun("x"), "gpu01", RUN) == []
+
+
+@pytest.mark.parametrize(
+    ("undo", "cost"),
+    [
+        ((), ""),
+        ((("rm", "x"), ("systemctl", "restart", "llm.service")), "; llm.service will be restarted, and answers nobody meanwhile"),
+        ((("systemctl", "reboot"),), "; the machine will be rebooted, and everything on it stops meanwhile"),
+    ],
+)
+def test_what_a_taking_back_costs_is_said_before_it_is_done(undo: tuple[tuple[str, ...], ...], cost: str) -> None:
+    host = Identity("gpu01", "gpu01", "0" * 32, "f" * 32, "ssh-ed25519 SHA256:one", "root", 0)
+    actions = tuple(Action("a", argv) for argv in undo)
+    plan = Plan("x", "Extra flags", host, {}, (Action("do"),), actions, "", (), 1.0)
+    assert recover.what_it_costs(plan) == f"about to take back: Extra flags{cost}"
+
+
+def test_whose_decision_a_taking_back_is_goes_into_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stop(Exception):
+        pass
+
+    def assemble(_procedure: Any, parameters: Any, _spec: Any, **_more: Any) -> None:
+        raise Stop(parameters.approver)
+
+    earlier = type("Begun", (Earlier,), {"record": RunRecord(run_id=RUN, host="lab:healthy"), "approved_plan": None})
+    monkeypatch.setattr(begun, "load", lambda _archive, run, *, undo: earlier())
+    monkeypatch.setattr(changes, "acting", lambda _plan: None)
+    monkeypatch.setattr(notebook, "assemble", assemble)
+    with pytest.raises(Stop, match="alice"):
+        recover.roll_back(RUN, who="alice", outputs=tmp_path)

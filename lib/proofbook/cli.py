@@ -17,7 +17,7 @@ from rich.table import Table
 
 from proofbook import __version__
 from proofbook.errors import BadParameter, LabError, NoSuchRun, ProofbookError, Refused
-from proofbook.visible import capped, json_text, visible
+from proofbook.visible import capped, json_text, short_digests, visible
 
 if TYPE_CHECKING:
     from proofbook.launch import Outcome
@@ -58,6 +58,10 @@ OutputsOption = Annotated[
 ]
 
 STYLE = {"PASS": "bold green", "WARN": "bold yellow", "UNKNOWN": "bold magenta", "FAIL": "bold red", "NOT_CHECKED": "dim"}
+
+
+#: The most lines of a plan's difference that the terminal shows.
+DIFF_LINES = 60
 
 
 def _styled(verdict: str) -> str:
@@ -127,7 +131,6 @@ class Progress:
         self._console = console
         self._prefix = prefix
         self.plan: Mapping[str, Any] | None = None
-        self.problems: dict[tuple[str, str, str], Mapping[str, Any]] = {}  # by verdict, subject, reason: both looks say some
 
     def __call__(self, entry: Mapping[str, Any]) -> None:
         text = self._text(entry["event"], entry["data"])
@@ -152,7 +155,6 @@ class Progress:
             case "act.intent":
                 return f"  acting: {data['what']}"
             case "finding" if data["verdict"] in ("FAIL", "UNKNOWN", "WARN"):
-                self.problems.setdefault((data["verdict"], data["subject"], data["reason"]), data)
                 about = f"{data['subject']}: {data['reason']}" if data["subject"] else data["reason"]
                 return f"[{STYLE[data['verdict']]}]  {data['verdict']:<7}[/] {escape(capped(about))}"
             case "plan":
@@ -174,15 +176,18 @@ def _print_outcome(outcome: Outcome, progress: Progress, *, as_json: bool) -> No
         err.print(outcome.message, markup=False)
     if outcome.waiting_for and progress.plan:
         _print_plan(progress.plan, outcome)
+    if outcome.summary:
+        out.print(capped(outcome.summary), markup=False, style="bold")
+    if outcome.concluded:
+        _print_conclusion(outcome.concluded)
     found = f"concluded: {outcome.conclusion.upper()} · " if outcome.conclusion else ""
     out.print(f"{found}{_styled(outcome.verdict)} · {outcome.status} · exit code {outcome.exit_code}")
-    for verdict in ("FAIL", "UNKNOWN", "WARN"):
-        for data in (d for (v, _, _), d in progress.problems.items() if v == verdict):
-            about = f"{data['subject']}: " if data["subject"] else ""
-            out.print(f"[{STYLE[verdict]}]{verdict:<7}[/] ", end="")
-            out.print(capped(f"{about}{data['reason']}"), markup=False)
-            if data["what_to_do"]:
-                out.print(capped(f"        → {data['what_to_do']}"), markup=False)
+    for data in outcome.problems:
+        about = f"{data['subject']}: " if data["subject"] else ""
+        out.print(f"[{STYLE[data['verdict']]}]{data['verdict']:<7}[/] ", end="")
+        out.print(capped(f"{about}{data['reason']}"), markup=False)
+        if data["what_to_do"]:
+            out.print(capped(f"        → {data['what_to_do']}"), markup=False)
     if outcome.not_checked:
         out.print(f"not checked ({len(outcome.not_checked)}):")
         for reason in outcome.not_checked:
@@ -191,19 +196,40 @@ def _print_outcome(outcome: Outcome, progress: Progress, *, as_json: bool) -> No
         out.print(f"record: {outcome.record}", markup=False)
 
 
+def _print_conclusion(said: Mapping[str, str]) -> None:
+    because = f": {said['because']}" if said["because"] else ""
+    out.print(capped(f"{said['hypothesis']} ({said['outcome']}){because}"), markup=False)
+    if said["scope"]:
+        out.print(capped(f"  holds for: {said['scope']}"), markup=False)
+
+
 def _print_plan(plan: Mapping[str, Any], outcome: Outcome) -> None:
     out.print(f"\n{plan['title']} ({plan['host']['name']}) waits for an approval", markup=False, style="bold")
     for action in plan["actions"]:
-        out.print(f"  would do: {action['what']}  {' '.join(action['argv'])}", markup=False)
+        out.print(short_digests(f"  would do: {action['what']}  {' '.join(action['argv'])}"), markup=False)
     for fact in plan["facts"]:
         out.print(f"  now: {fact}", markup=False)
     for text in plan["cannot_undo"]:
         out.print(f"  cannot be undone: {text}", markup=False)
     for undo in plan["undo"]:
-        out.print(f"  taken back by: {undo['what']}", markup=False)
+        out.print(short_digests(f"  taken back by: {undo['what']}"), markup=False)
     out.print(f"  expected time: {plan['expected_s'] / 60:.0f} min")
+    _print_difference(str(plan.get("diff") or ""), outcome.record)
     out.print("\nto approve exactly this, run the same command again with:")
     out.print(f"  --approve {outcome.waiting_for['digest'] if outcome.waiting_for else ''} --approver YOUR-NAME\n", markup=False)
+
+
+def _print_difference(diff: str, record: str | None) -> None:
+    """What would be written, line by line: who approves has read it."""
+    lines = diff.rstrip("\n").split("\n") if diff.strip() else []
+    if lines:
+        out.print("  the difference:")
+    for line in lines[:DIFF_LINES]:
+        style = {"+": "green", "-": "red"}.get(line[:1], "dim" if line.startswith("@@") else "")
+        out.print(f"    {line}", markup=False, style=style)
+    if len(lines) > DIFF_LINES:
+        where = f" in {record}/record.html" if record else ""
+        out.print(f"    … {len(lines) - DIFF_LINES} more lines{where}", markup=False)
 
 
 # ---------------------------------------------------------------------------------------------- recover
@@ -224,12 +250,17 @@ def resume(run: RunArgument, outputs: OutputsOption = None, as_json: JsonFlag = 
 
 
 @app.command()
-def rollback(run: RunArgument, outputs: OutputsOption = None, as_json: JsonFlag = False) -> None:
+def rollback(
+    run: RunArgument,
+    who: Annotated[str, typer.Option("--approver", "--who", help="Whose decision it is; the record keeps it.")] = "",
+    outputs: OutputsOption = None,
+    as_json: JsonFlag = False,
+) -> None:
     """Undo what a run began or kept, and verify the old state; says what to do by hand when that fails."""
     from proofbook import recover
 
     progress = Progress()
-    outcome = recover.roll_back(run, outputs=outputs, tell=progress)
+    outcome = recover.roll_back(run, who=who, outputs=outputs, tell=progress)
     _print_outcome(outcome, progress, as_json=as_json)
     raise typer.Exit(outcome.exit_code)
 
@@ -427,13 +458,25 @@ def lease_break(
 
 
 @lab_app.command("list")
-def lab_list(as_json: JsonFlag = False) -> None:
-    """The scenarios, what is wrong in each, and how each runbook should come out."""
+def lab_list(
+    runbook: Annotated[str, typer.Option("--runbook", help="Only scenarios of this runbook.")] = "", as_json: JsonFlag = False
+) -> None:
+    """The scenarios, what is wrong in each, and how each runbook should come out; one line each when it is piped."""
+    from proofbook import procedures
     from proofbook.lab.sim import client
 
-    listed = [info.as_json() for info in client.scenarios()]
+    if runbook:
+        procedures.load(runbook)  # refuses a name that there is not
+    listed = [info.as_json() for info in client.scenarios() if not runbook or runbook in info.runbooks]
+    if runbook:
+        listed = [{**one, "runbooks": {runbook: one["runbooks"][runbook]}} for one in listed]
     if as_json:
         print(json_text(listed))
+        return
+    if not out.is_terminal:  # for grep and cut: a scenario is a line
+        for one in listed:
+            right = " · ".join(f"{name}: {r['verdict']}" for name, r in one["runbooks"].items())
+            print(visible(f"lab:{one['scenario']}\t{' '.join(one['wrong'].split())}\t{right}"))  # rich would take the tabs
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2))
     for column in ("host", "what is wrong", "right verdict"):

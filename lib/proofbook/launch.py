@@ -35,7 +35,11 @@ Tell = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What ``proofbook run --json`` prints as its last line. ``not_verified`` is the list that the record shows first."""
+    """What ``proofbook run --json`` prints as its last line. ``not_verified`` is the list that the record shows first.
+
+    ``summary`` is the run in a sentence; ``concluded`` an experiment's {outcome, hypothesis, because, scope}; ``problems`` what
+    is not fine, worst first, as {verdict, subject, reason, what_to_do}.
+    """
 
     run_id: str | None
     runbook: str
@@ -49,9 +53,20 @@ class Outcome:
     record: str | None
     message: str = ""
     not_verified: list[dict[str, str]] = field(default_factory=list)
+    summary: str = ""
+    concluded: dict[str, str] | None = None
+    problems: list[dict[str, str]] = field(default_factory=list)
 
     def to_json(self) -> str:
         return json_text(self.__dict__)
+
+
+def told(found: RunRecord) -> dict[str, Any]:
+    """What an outcome says of a record in words: its sentence, its conclusion and its problems."""
+    said = found.conclusion
+    keys = ("outcome", "hypothesis", "because", "scope")
+    concluded = {k: str(said.get(k) or "") for k in keys} if said else None
+    return {"summary": found.summary, "concluded": concluded, "problems": found.problems}
 
 
 def refused(runbook: str, host: str, error: ProofbookError) -> Outcome:
@@ -344,6 +359,7 @@ def _outcome(
         record=str(folder),
         message=message,
         not_verified=found.not_verified,
+        **told(found),
     )
 
 
@@ -364,6 +380,7 @@ def _quarantined(found: RunRecord, runbook: str, host: str, folder: Path) -> Out
         message=f"a secret was found in the record, and it was not sealed but put in quarantine: {folder}\n"
         "  → only you can read it; see what the secret is, change it where it is used, and remove the folder",
         not_verified=found.not_verified,
+        **told(found),
     )
 
 

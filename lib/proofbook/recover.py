@@ -14,7 +14,7 @@ from proofbook import begun, changes, launch, notebook
 from proofbook.archive import Archive
 from proofbook.errors import BadParameter, LeaseHeld, ProofbookError, Refused
 from proofbook.inventory import load_inventory
-from proofbook.model import RunStatus, Verdict, exit_code
+from proofbook.model import Plan, RunStatus, Verdict, exit_code
 from proofbook.procedures import taking_back
 
 Tell = Callable[[Mapping[str, Any]], None]
@@ -37,8 +37,11 @@ def resume(run: str, *, outputs: Path | None = None, tell: Tell | None = None) -
         return launch.launch(record.runbook, parameters, outputs=folder, parent=record.parent, tell=tell)
 
 
-def roll_back(run: str, *, outputs: Path | None = None, tell: Tell | None = None) -> launch.Outcome:
-    """Undo what ``run`` did, verify the old state, and leave a record of its own. Never raises for what it can come to."""
+def roll_back(run: str, *, who: str = "", outputs: Path | None = None, tell: Tell | None = None) -> launch.Outcome:
+    """Undo what ``run`` did, verify the old state, and leave a record of its own. Never raises for what it can come to.
+
+    ``who``: whose decision it is, for the record.
+    """
     folder = (outputs or notebook.outputs_folder()).resolve()
     book = Archive(folder)
     try:
@@ -50,7 +53,7 @@ def roll_back(run: str, *, outputs: Path | None = None, tell: Tell | None = None
         return launch.refused("rollback", "", error)
     except ProofbookError as error:
         return launch.refused("rollback", run, BadParameter(str(error)))
-    parameters = taking_back.PROCEDURE.validate({"host": spec.name, "run": earlier.run_id})
+    parameters = taking_back.PROCEDURE.validate({"host": spec.name, "run": earlier.run_id, "approver": who})
     run_id = notebook.new_run_id(taking_back.PROCEDURE.name, spec.name, datetime.now(UTC))
     with launch.environment({"PROOFBOOK_OUTPUTS": str(folder), "PROOFBOOK_RUN_ID": run_id}), launch.followed(book, run_id, tell):
         undoing = notebook.assemble(taking_back.PROCEDURE, parameters, spec, attended=False, earlier=earlier)
@@ -58,6 +61,7 @@ def roll_back(run: str, *, outputs: Path | None = None, tell: Tell | None = None
         try:
             notebook.alone(undoing, earlier)
             undoing.reach()
+            undoing.tell(what_it_costs(plan))
             undone = undoing.rollback(change, plan)
             undoing.check(*taking_back.checks(undone), look="after taking back")
             undoing.close(f"Run {earlier.run_id}: {undone.summary}.")
@@ -65,6 +69,20 @@ def roll_back(run: str, *, outputs: Path | None = None, tell: Tell | None = None
             trouble = "\n".join([str(error), *_who_holds(book, error, spec.name, earlier.run_id)])
             undoing.abort(trouble)
     return _outcome(book, run_id, spec.name, trouble)
+
+
+def what_it_costs(plan: Plan) -> str:
+    """What taking a change back will do to whoever uses the machine now, in a line, said before it is done."""
+    ways = [list(action.argv) for action in plan.undo]
+    reboots = any("reboot" in argv for argv in ways)
+    units = sorted({argv[-1] for argv in ways if "restart" in argv})
+    if reboots:
+        cost = "; the machine will be rebooted, and everything on it stops meanwhile"
+    elif units:
+        cost = f"; {', '.join(units)} will be restarted, and answers nobody meanwhile"
+    else:
+        cost = ""
+    return f"about to take back: {plan.title}{cost}"
 
 
 def _who_holds(book: Archive, error: ProofbookError, host: str, undone: str) -> list[str]:
@@ -92,7 +110,8 @@ def _outcome(book: Archive, run_id: str, host: str, trouble: str) -> launch.Outc
         record=str(folder) if folder else None,
         message=message,
         not_verified=found.not_verified,
+        **launch.told(found),
     )
 
 
-__all__ = ["resume", "roll_back"]
+__all__ = ["resume", "roll_back", "what_it_costs"]

@@ -17,6 +17,7 @@ from proofbook.procedures.base import Procedure, ProcedureParameters
 class Parameters(ProcedureParameters):
     host: str = Field(description="the machine of the run that is taken back")
     run: str = Field(description="the run that is taken back")
+    approver: str = Field(default="", description="whose decision it is")
 
 
 PROCEDURE = Procedure(
