@@ -147,12 +147,13 @@ def later(briefs: Iterable[Brief]) -> dict[str, str]:
         undoing = brief.runbook == taking_back.PROCEDURE.name
         back = brief.status == RunStatus.ROLLED_BACK or (undoing and brief.status == RunStatus.COMPLETED)
         how = "taken back by" if back else "taking back was tried by" if undoing else "gone on with by"
-        told = f"{how} {brief.run_id}" + ("" if back else f" ({brief.status})")
+        status = "not ended" if brief.status == RunStatus.RUNNING else brief.status
+        told = f"{how} {brief.run_id}" + ("" if back else f" ({status})")
         earlier, seen = by_id.get(brief.continues or ""), {brief.run_id}
         while earlier is not None and earlier.run_id not in seen:
             at_gate = earlier.status == RunStatus.STOPPED_AT_GATE
             if not at_gate or earlier.run_id == brief.continues:  # a run that only waited did nothing that could be taken back
-                said[earlier.run_id] = f"gone on with by {brief.run_id} ({brief.status})" if at_gate else told
+                said[earlier.run_id] = f"gone on with by {brief.run_id} ({status})" if at_gate else told
             seen.add(earlier.run_id)
             earlier = by_id.get(earlier.continues or "")
     return said
