@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 
 from proofbook.journal import plain
 from proofbook.model import Finding, Plan, Verdict, worst
-from proofbook.visible import capped, visible
+from proofbook.visible import capped, short_digests, visible
 
 if TYPE_CHECKING:
     import pandas
@@ -246,7 +246,8 @@ def plan_html(plan: Plan) -> str:
     no_way_back = "nothing takes it back" if plan.cannot_undo else "nothing to take back"
 
     def action(what: str, argv: Sequence[str]) -> Markup:
-        return Markup("{} <code>{}</code>").format(what, " ".join(argv)) if argv else Markup(escape(what))
+        told, words = short_digests(what), short_digests(" ".join(argv))
+        return Markup("{} <code>{}</code>").format(told, words) if argv else Markup(escape(told))
 
     rows = [
         ("Would do", listed([action(a.what, a.argv) for a in plan.actions], "nothing: it is already as wanted")),
@@ -364,12 +365,12 @@ def findings_text(findings: Iterable[Finding | Mapping[str, Any]]) -> str:
 def plan_text(plan: Plan) -> str:
     """A plan as text."""
     lines = [f"{plan.title} on {plan.host.hostname} ({plan.host.name}), machine-id {plan.host.machine_id}"]
-    lines += [f"  would do:         {a.what}" + (f"  [{' '.join(a.argv)}]" if a.argv else "") for a in plan.actions] or [
-        "  nothing to do"
-    ]
+    lines += [
+        short_digests(f"  would do:         {a.what}" + (f"  [{' '.join(a.argv)}]" if a.argv else "")) for a in plan.actions
+    ] or ["  nothing to do"]
     lines += [f"  now there:        {fact}" for fact in plan.facts]
     lines += [f"  cannot be undone: {text}" for text in plan.cannot_undo]
-    lines += [f"  taken back by:    {a.what}" + (f"  [{' '.join(a.argv)}]" if a.argv else "") for a in plan.undo]
+    lines += [short_digests(f"  taken back by:    {a.what}" + (f"  [{' '.join(a.argv)}]" if a.argv else "")) for a in plan.undo]
     lines += [f"  expected time:    {duration_text(plan.expected_s)}", f"  digest:           {plan.digest}"]
     if plan.diff.strip():
         lines += ["", textwrap.indent(plan.diff.rstrip(), "  ")]
