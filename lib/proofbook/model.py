@@ -110,6 +110,14 @@ def pci_address(text: str) -> str:
     return f"{domain:04x}:{int(found['bus'], 16):02x}:{int(found['slot'], 16):02x}.{found['fn'] or 0}"
 
 
+def hypothesis_word(outcome: str) -> str:
+    """What stands before a hypothesis or its reason, so that neither is read as a fact: ``Hypothesis refuted``.
+
+    Refuted and supported are said of it; blocked and inconclusive are what became of the attempt, in brackets.
+    """
+    return f"Hypothesis {outcome}" if outcome in ("refuted", "supported") else f"Hypothesis ({outcome})"
+
+
 # ---------------------------------------------------------------------------------------------- asking
 
 

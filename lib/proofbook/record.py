@@ -33,7 +33,7 @@ from markupsafe import Markup, escape
 
 from proofbook.errors import RecordError, Sealed
 from proofbook.journal import JOURNAL, MANIFEST, Journal, JournalReading, Writer, parse_journal, plain, read_journal, read_output
-from proofbook.model import Plan, RunStatus, Suggested, Verdict, exit_code, worst
+from proofbook.model import Plan, RunStatus, Suggested, Verdict, exit_code, hypothesis_word, worst
 from proofbook.redact import Hit, Redactor
 from proofbook.view import (
     SIGNS,
@@ -123,6 +123,11 @@ class RunRecord:
         outcomes = [plan["applied"]["facts"] for plan in self.plans if plan.get("applied")]
         back = any(facts.get("came_back") or facts.get("went_down") is False for facts in outcomes)
         return asked and not back and len(self.identities) < 2
+
+    @property
+    def boots(self) -> list[str]:
+        """Every boot in which the machine answered, in order: an experiment's own boot lies between the first and the last."""
+        return list(dict.fromkeys(proof["identity"]["boot_id"] for proof in self.identities))
 
     @property
     def before(self) -> Mapping[str, Any]:
@@ -686,6 +691,7 @@ def _environment() -> Any:
         "some_lines": some_lines,
         "prose": _prose,
         "argv": argv_text,
+        "hypothesis": hypothesis_word,
         "first_line": _first_line,
         "decided": _decided,
     }
@@ -917,7 +923,7 @@ def _notebook(record: RunRecord, events: Sequence[Event], excerpts: _Excerpts) -
             list(_outputs(inner, excerpts)),
         )
     for note in record.notes:
-        if note["kind"] in ("operator", "note"):
+        if note["kind"] in ("operator", "procedure", "note"):
             markdown(f"### {_markdown_text(note['title'] or 'Operation note')}\n\n{_markdown_text(note['text'])}")
     return {
         "nbformat": 4,
