@@ -23,11 +23,11 @@ from proofbook.checks.identity.evidence import PROBES, choose, gpus_seen, the_bo
 from proofbook.checks.identity.preflight import FitForIdentity
 from proofbook.checks.identity.resets import ResetsListed, not_verified
 from proofbook.checks.identity.restored import PutBack, restored
-from proofbook.checks.identity.rule import Attempt, Before, Came, Conclusion, GpuBoot, Restored, Trial, conclude
+from proofbook.checks.identity.rule import Attempt, Before, Came, Conclusion, GpuBoot, Restored, Trial, conclude, what_to_do
 from proofbook.checks.identity.trial import ValidTrial
 from proofbook.errors import BadParameter, CannotTell
 from proofbook.inventory import HostSpec
-from proofbook.model import Applied, Change, Check, Decision, Probe, Seen, Verdict, pci_address
+from proofbook.model import Applied, Change, Check, Decision, Probe, Seen, Verdict, hypothesis_word, pci_address
 from proofbook.procedures.base import PlanDigest, Procedure, ProcedureParameters, refuse_nameless
 from proofbook.run import Findings, Run
 
@@ -155,7 +155,7 @@ def begin(run: Run, seen: Seen) -> Start:
         "and nvidia-smi shows each of them. It is blocked if the first thing that the driver says of such a GPU is an error of "
         f"its FSP, while a control starts. Stop rule: one boot A, no second try, {stop_rule(bool(run.parameters.resets))}, "
         "then boot B in any case.",
-        kind="operator",
+        kind="procedure",
         title="written down before",
     )
     return start
@@ -293,6 +293,7 @@ def conclusion(run: Run, start: Start, tried: Trial, back: Applied, tried_resets
             "outcome": str(found.outcome),
             "hypothesis": hypothesis(start.treated),
             "because": found.because,
+            "what_to_do": what_to_do(found),
             "reasons": list(found.reasons),
             "scope": "; ".join(_scope(run, start)),
             "damaged": found.damaged,
@@ -348,11 +349,11 @@ def _scope(run: Run, start: Start) -> list[str]:
 
 def summary(found: Conclusion, back: Applied) -> str:
     """The run in a sentence. That the machine is not as it was comes before everything else, with what to do."""
-    said = f"{found.outcome.upper()}: {found.because}"
+    said = f"{hypothesis_word(found.outcome)}: {found.because}"
     if back.outcome == "rollback-failed":
         by_hand = back.facts.get("by_hand", ())
         return f"{back.summary}. ACT NOW: {'; '.join(by_hand[:2])}. The experiment itself came out {said}."
-    return f"{said}; the machine is as it was." if found.damaged is False else f"{said}."
+    return f"{said}; the machine is as it was. {what_to_do(found)}" if found.damaged is False else f"{said}. {what_to_do(found)}"
 
 
 def _role(pci: str, start: Start) -> str:

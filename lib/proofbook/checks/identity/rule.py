@@ -34,6 +34,7 @@ __all__ = [
     "Trial",
     "conclude",
     "control",
+    "what_to_do",
 ]
 
 TRANSLATED = ("DMA", "DMA-FQ")
@@ -166,6 +167,15 @@ class Conclusion:
     because: str
     reasons: tuple[str, ...]
     damaged: bool | None
+
+
+def what_to_do(found: Conclusion) -> str:
+    """What follows for whoever runs the machine: a sentence. A machine that is not as it was comes before everything else."""
+    if found.damaged is not False:
+        return "See to the machine first: it was not seen to be as it was."
+    if found.outcome is Outcome.SUPPORTED:
+        return "The group is translated again; identity may be planned for this GPU, on what the conclusion holds for alone."
+    return "Leave the group translated."
 
 
 def conclude(before: Before, trial: Trial, restored: Restored, attempts: Sequence[Attempt] = ()) -> Conclusion:
