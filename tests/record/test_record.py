@@ -241,6 +241,29 @@ def test_markdown_fits_into_a_ticket(reboot_run: Path, script: Callable[..., obj
     assert r"a \| b c" in many
 
 
+def test_a_blocked_hypothesis_is_not_written_as_a_fact(script: Callable[..., object]) -> None:
+    s = script()
+    s.open()
+    s.proven("first contact")
+    for s.boot, why in (("a" * 32, "boot A"), ("b" * 32, "boot B")):
+        s.proven(why)
+    s.say("note", {"kind": "procedure", "title": "written down before", "text": "Hypothesis: it starts."})
+    concluded = {
+        "outcome": "blocked",
+        "hypothesis": "it starts.",
+        "because": "its FSP refused",
+        "what_to_do": "Leave it translated.",
+    }
+    s.say("conclusion", concluded)
+    folder = s.close("completed", "PASS", "s", 0)
+    html, ticket = (folder / "record.html").read_text(), (folder / "record.md").read_text()
+    assert "<b>Hypothesis (blocked)</b>: it starts." in html and "<p>Leave it translated.</p>" in html
+    assert "Hypothesis \\(blocked\\)**: it starts" in ticket or "Hypothesis (blocked)**: it starts" in ticket
+    assert "3 of them" in html and "aaaaaaaa… → bbbbbbbb…" in html, "an experiment's own boot is none to be skipped"
+    assert f"`{'a' * 12}` → `{'b' * 12}`" in ticket
+    assert "The runbook · " in html and "Operator · " not in html, "the hypothesis is the runbook's own note"
+
+
 def test_junit_maps_the_verdicts(reboot_run: Path) -> None:
     suite = ET.parse(reboot_run / "checks.junit.xml").getroot().find("testsuite")
     assert suite is not None
