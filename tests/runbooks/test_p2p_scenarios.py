@@ -38,6 +38,9 @@ BECAUSE = {
 }
 #: Words of a finding, with its verdict.
 FINDS = {
+    "p2p-partial-faults": ("WARN", "5 of 12 ordered pairs: wrong data: 0000:"),
+    "p2p-lost-writes": ("WARN", "2 of 12 ordered pairs: wrong data: 0000:"),
+    "p2p-hang-two-ranks": ("WARN", "hung in both-directions, though right alone: 0000:"),
     "p2p-healthy": ("WARN", "the IOMMU translates for the GPUs"),
     "p2p-wedged-gpu": ("FAIL", "0000:81:00.0 did not come to rest"),
     "p2p-host-resets": ("FAIL", "it restarted in the middle"),
@@ -107,12 +110,29 @@ def off_and_serving_again(record: RunRecord) -> None:
     assert (states.count("verified"), states.count("wrong data")) == (7, 5)
     (plan,) = record.plans
     assert plan["applied"]["outcome"] == "restored"
+    assert any("a copy may reset the host" in text for text in plan["cannot_undo"])
+    assert record.summary.startswith("Hypothesis refuted: 5 of 12 ordered pairs: wrong data")
+    assert "Bad: 0000:" in record.summary and "NCCL_P2P_DISABLE=1" in record.summary
+    assert record.conclusion["limits"] == [], "off needs no weighing"
+    assert "a pair is usable only if both directions pass" in str(tables["fallback"]["rows"][0])
     assert "is ready after" in plan["applied"]["summary"]
     assert ("PASS", True) in {(f["verdict"], "its process carries" in f["reason"]) for f in record.findings}
     assert {p["name"] for p in record.pictures} == {"p2p-pairs", "p2p-speed"}
 
 
-LOOKS: dict[str, Callable[[RunRecord], None]] = {"p2p-partial-faults": off_and_serving_again}
+def weighed_against_the_vendor(record: RunRecord) -> None:
+    """What was shown and what the vendor supports stand beside one another; the gate named the danger."""
+    assert not [n for n in record.notes if n["kind"] == "warning"], "the gate has said it"
+    assert record.conclusion is not None
+    (limit,) = record.conclusion["limits"]
+    assert "NVIDIA does not support" in limit
+    assert any(f["check"] == "p2p.PairsUsable" and f["verdict"] == "PASS" for f in record.findings)
+
+
+LOOKS: dict[str, Callable[[RunRecord], None]] = {
+    "p2p-partial-faults": off_and_serving_again,
+    "p2p-healthy": weighed_against_the_vendor,
+}
 
 
 @pytest.mark.lab
@@ -123,6 +143,9 @@ def test_a_later_run_is_held_against_the_one_before(lab: Path, outputs: Path) ->
     given = {**QUICK, "host": f"lab:{name}"}
     assert execute(outputs, **given).conclusion_word == "refuted"
     again = execute(outputs, **given)
+    assert not any(p["gates"] and p["actions"] for p in again.plans)
+    (note,) = [n for n in again.notes if n["kind"] == "warning"]
+    assert "a copy may reset the host" in note["text"], "nothing was stopped, so no gate has named the danger"
     assert again.conclusion_word == "supported", "what restarted it does so once"
     (since,) = [t for t in again.tables if t["name"] == "since"]
     assert any("verified, before error" in row[0] for row in since["rows"])

@@ -45,12 +45,14 @@ def held_back_by(unit: str) -> str:
 class StandStill(Change):
     """Stop ``service`` for at most ``guard_minutes``. None: nobody is in the way, and nothing has to be stopped.
 
+    ``dangers``: what the work that is made room for may do to the machine, in words; who approves must have read it.
     Taking it back is part of the plan: the work is over, the service is started again and seen to serve. There is no keeping it.
     """
 
     service: ServiceSpec | None
     container: ContainerSpec | None = None
     guard_minutes: float = 120.0
+    dangers: tuple[str, ...] = ()
     name: ClassVar[str] = "stand-still"
 
     def needs(self) -> tuple[Probe[Any], ...]:
@@ -100,6 +102,7 @@ class StandStill(Change):
             cannot_undo=(
                 f"{service.spec} is down from its stop until the test is over and it is ready again",
                 "requests that run are drained until the stop's time is up, then cut; what the caches hold is lost",
+                *self.dangers,
             ),
             expected_s=stop_s + service.ready_s,
             facts=(

@@ -13,24 +13,32 @@ from pydantic import Field, field_validator
 
 from proofbook.changes.nothing import NotToBeMade
 from proofbook.changes.service import StandStill
+from proofbook.checks.looking import join
 from proofbook.checks.p2p import (
+    FALLBACK,
     FallbackInEffect,
     Figure,
     GpusAreFree,
     GpusAreKnown,
     LeftAsItWas,
+    PairsUsable,
     PeerClaims,
     ValidlyRun,
+    bad_pairs,
     concluded,
+    failed_in_short,
     fallback_rows,
+    serve_without,
     state_changes,
+    usable,
     users_of,
+    weighed,
 )
 from proofbook.errors import BadParameter, CannotTell
 from proofbook.intent import ContainerSpec, ServiceSpec
 from proofbook.inventory import HostSpec
 from proofbook.measures.p2p import Matrix, figures_from
-from proofbook.model import Applied, Change, Check, Decision, Measure, Measurement, Verdict, pci_address
+from proofbook.model import Applied, Change, Check, Decision, Measure, Measurement, Verdict, hypothesis_word, pci_address
 from proofbook.probes.p2p import PeerConfig
 from proofbook.procedures.base import PlanDigest, Procedure, ProcedureParameters, refuse_nameless
 from proofbook.run import Findings, Run
@@ -149,7 +157,14 @@ def room(run: Run, claims: Findings) -> Change:
     except CannotTell as why:
         return NotToBeMade("The pair matrix", (str(why),))
     service, container = ours[0] if ours else (None, None)
-    return StandStill(service, container, run.parameters.guard_minutes)
+    return StandStill(service, container, run.parameters.guard_minutes, (_danger(run),))
+
+
+def _danger(run: Run) -> str:
+    """What the copies themselves may do to the machine, and from where it is then brought back."""
+    console = run.intent.console
+    from_where = f"the console is {console}" if console else "the inventory names no console: know first how to reach one"
+    return f"a copy may reset the host, or leave a GPU wedged until the power is cut; {from_where}"
 
 
 def free(run: Run) -> tuple[Check, ...]:
@@ -162,6 +177,8 @@ def matrix(run: Run, applied: Applied, free: Findings) -> Measure | None:
     if why:
         run.note(f"no pair was tested: {why}.", kind="not-verified", title="the pair matrix")
         return None
+    if applied.outcome == "nothing-to-do":  # there was no gate that would have said it
+        run.note(f"Before the test: {_danger(run)}.", kind="warning", title="what the test itself may do")
     parameters = run.parameters
     _, before = _earlier(run)
     return Matrix(
@@ -197,8 +214,11 @@ def _figures(before: Mapping[str, Any] | None) -> dict[tuple[tuple[str, str], st
 
 
 def valid(run: Run, measured: Measurement | None) -> tuple[Check, ...]:
-    """Whether the matrix counts, and whether the machine is as it was."""
-    return (ValidlyRun(measured), LeftAsItWas(measured)) if measured is not None else ()
+    """Whether the matrix counts, whether the machine is as it was, and which pairs are shown to be bad."""
+    if measured is None:
+        return ()
+    found = (PairsUsable(measured),) if measured.value["cells"] else ()
+    return (ValidlyRun(measured), LeftAsItWas(measured), *found)
 
 
 def pairs(run: Run, measured: Measurement | None) -> Picture | None:
@@ -234,7 +254,7 @@ def speeds(run: Run, measured: Measurement | None) -> Picture | None:
 def _rows(value: Mapping[str, Any]) -> list[list[Any]]:
     rows = []
     for c in value["cells"]:
-        why = "; ".join(filter(None, [c["reason"], *c["slow"][:1]]))
+        why = "; ".join(filter(None, [failed_in_short(c), c["reason"], *c["slow"][:1]]))
         gbps, us = c["gbps"].get("ce-push", [None])[0], c["us"].get("ce-push")
         rows.append([c["src"], c["dst"], c["class"], c["advertised"], c["state"], why, gbps, us])
     return rows
@@ -273,15 +293,17 @@ def _remap(run: Run) -> str:
 def conclude(run: Run, measured: Measurement | None, applied: Applied, free: Findings) -> Shown:
     """The conclusion, and what to serve with where peer-to-peer stays off."""
     said = concluded(measured, why_not=_why_not(applied, free) or "there was no room for the test", scope=_scope(run, measured))
-    run.conclude(said)
-    rows = fallback_rows() if said["peer_to_peer"] == "off" else []
+    against = weighed(measured.value) if measured is not None else ""
+    run.conclude({**said, "limits": [against] if against else []})
+    rows = [("which pairs", usable(measured.value))] if measured is not None and measured.value["cells"] else []
+    title = "Which pairs may be used"
+    if said["peer_to_peer"] == "off":
+        rows += fallback_rows()
+        title = "How to serve without peer-to-peer, and how to prove it"
     if rows:
-        run.table(
-            "fallback", "How to serve without peer-to-peer, and how to prove it", ("where", "what"), [list(r) for r in rows]
-        )
-    return table(
-        ("where", "what"), rows, title=f"{said['outcome'].upper()}: {said['because']}", note=f"Holds for: {said['scope']}"
-    )
+        run.table("fallback" if said["peer_to_peer"] == "off" else "usable", title, ("where", "what"), [list(r) for r in rows])
+    note = f"Holds for: {said['scope']}" + (f". Limit: {against}" if against else "")
+    return table(("where", "what"), rows, title=_told(said), note=note)
 
 
 def _scope(run: Run, measured: Measurement | None) -> str:
@@ -315,4 +337,16 @@ def fallback(run: Run, measured: Measurement | None, applied: Applied) -> tuple[
 def summary(run: Run, measured: Measurement | None, applied: Applied, free: Findings) -> str:
     """What a reader sees first."""
     said = concluded(measured, why_not=_why_not(applied, free) or "there was no room for the test", scope="")
-    return f"{said['outcome'].upper()}: {said['because']} The run itself: {run.verdict}."
+    return " ".join(filter(None, [_told(said), _bad_in_short(measured), f"The run itself: {run.verdict}."]))
+
+
+def _told(said: Mapping[str, Any]) -> str:
+    return f"{hypothesis_word(said['outcome'])}: {said['because']}"
+
+
+def _bad_in_short(measured: Measurement | None) -> str:
+    """The bad pairs by name, and what to serve with; "" where none is shown to be bad."""
+    pairs = [pair for of in bad_pairs(measured.value).values() for pair in of] if measured is not None else []
+    if not pairs:
+        return ""
+    return f"Bad: {join((f'{src} to {dst}' for src, dst in pairs), 6)}. {serve_without(FALLBACK)}"

@@ -13,9 +13,13 @@ from proofbook.checks.p2p import (
     GpusAreFree,
     GpusAreKnown,
     LeftAsItWas,
+    PairsUsable,
     ValidlyRun,
     concluded,
+    failed_in_short,
     fallback_rows,
+    usable,
+    weighed,
 )
 from proofbook.errors import CannotTell
 from proofbook.intent import ContainerSpec, ServiceSpec
@@ -117,6 +121,70 @@ def test_the_machine_is_left_as_it_was_or_the_run_fails() -> None:
     assert f"{B} did not come to rest: busy at 100 %" in busy[Verdict.FAIL][0]
     before = verdicts(LeftAsItWas(measured(*GOOD, unfit={B: "its baseline failed"})))
     assert Verdict.FAIL not in before, "what was broken before is not the test's doing"
+
+
+# --------------------------------------------------------------------------------------------- which pairs may be used
+
+
+def broken(**sizes: list[int]) -> dict[str, Any]:
+    """Paths that lost data, by name: in which sizes. A dash of a path's name is written as an underscore."""
+    return {
+        path.replace("_", "-"): {"state": "wrong data", "reason": "byte 0", "size": of[0], "process": 1, "failed": of}
+        for path, of in sizes.items()
+    }
+
+
+def lost(src: str, dst: str) -> dict[str, Any]:
+    return cell(src, dst, "wrong data") | {"paths": broken(ce_push=[4, 64 * 2**20], sm_store=[4, 64 * 2**20], ce_pull=[4099])}
+
+
+def test_pairs_that_lose_data_stand_by_name_among_the_findings() -> None:
+    (found,) = PairsUsable(measured(lost(A, B), cell(B, A), allowed=False)).judge(Seen())
+    assert found.verdict is Verdict.WARN
+    said = f"1 of 2 ordered pairs: wrong data: {A} to {B} (4 B, 64 MiB; ce-push, sm-store and 4099 B; ce-pull)"
+    assert found.reason == f"{said}: peer-to-peer stays off"
+    assert "NCCL_P2P_DISABLE=1" in found.what_to_do and "--disable-custom-all-reduce" in found.what_to_do
+    assert list(found.observed) == [f"{A} to {B}"]
+
+
+def test_a_pair_that_fails_only_among_others_is_told_apart() -> None:
+    at_once = [{"phase": "all-at-once", "src": A, "dst": B, "state": "hung", "path": path} for path in ("ce-push", "ce-pull")]
+    (found,) = PairsUsable(measured(*GOOD, together=at_once, allowed=False)).judge(Seen())
+    assert found.reason.startswith(
+        f"1 of 2 ordered pairs: hung in all-at-once, though right alone: {A} to {B} (ce-push, ce-pull)"
+    )
+    assert found.verdict is Verdict.WARN
+
+
+def test_nothing_bad_passes_only_where_everything_was_shown_to_be_good() -> None:
+    assert set(verdicts(PairsUsable(measured(*GOOD, allowed=True)))) == {Verdict.PASS}
+    open_ = verdicts(PairsUsable(measured(cell(A, B, "not run"), cell(B, A))))
+    assert "no pair is shown to be bad" in open_[Verdict.NOT_CHECKED][0]
+    assert set(verdicts(PairsUsable(measured()))) == {Verdict.NOT_CHECKED}
+
+
+def test_an_earlier_record_without_every_size_is_still_told() -> None:
+    old = {"ce-push": {"state": "wrong data", "reason": "byte 0", "size": 4096, "process": 1}}
+    assert failed_in_short(cell(A, B, "wrong data") | {"paths": old}) == "4 KiB; ce-push"
+    assert failed_in_short(cell(A, B)) == ""
+
+
+def test_one_direction_alone_makes_no_pair_usable() -> None:
+    third = "0000:81:00.0"
+    said = usable(measured(lost(A, B), cell(B, A), cell(A, third), cell(third, A)).value)
+    assert f"only if both directions pass: 1 of 2 pairs ({A} and {third})" in said
+    assert said.endswith(f"unusable although one direction passes: {B} to {A}")
+    together = [{"phase": "both-directions", "src": A, "dst": B, "state": "hung", "path": "ce-push"}]
+    assert "0 of 1 pair;" in usable(measured(*GOOD, together=together).value), "what fails among others is not usable"
+
+
+def test_what_the_vendor_does_not_support_is_weighed_against_what_was_shown() -> None:
+    value = {**measured(*GOOD, allowed=True).value, "iommu": {A: "DMA-FQ", B: "DMA-FQ"}}
+    assert "shown to work here, in this state (IOMMU DMA-FQ)" in weighed(value) and "IO_PAGE_FAULT" in weighed(value)
+    assert weighed({**value, "iommu": {A: "identity", B: "identity"}}) == ""
+    assert weighed({**value, "iommu": {}}) == ""
+    refuted = {**measured(lost(A, B), cell(B, A), allowed=False).value, "iommu": {A: "DMA-FQ"}}
+    assert weighed(refuted) == "", "where it is off there is nothing to weigh"
 
 
 # ------------------------------------------------------------------------------------------------- who is in the way

@@ -14,8 +14,9 @@ from proofbook.checks.p2p.bandwidth import Figure, Speed, class_of, figures_of, 
 from proofbook.checks.p2p.conclusion import HYPOTHESIS, FallbackInEffect, concluded, fallback_rows
 from proofbook.checks.p2p.matrix import Cell, P2pMatrix, State, changed, judge_matrix, state_changes
 from proofbook.checks.p2p.room import GpusAreFree, GpusAreKnown, users_of
+from proofbook.checks.p2p.usable import PairsUsable, bad_pairs, failed_in_short, usable, weighed
 from proofbook.checks.p2p.validity import LeftAsItWas, ValidlyRun
-from proofbook.checks.p2p.verdict import FALLBACK, P2pVerdict, findings, judge_p2p, prove_transport
+from proofbook.checks.p2p.verdict import FALLBACK, P2pVerdict, findings, judge_p2p, prove_transport, serve_without
 
 __all__ = [
     "FALLBACK",
@@ -29,15 +30,18 @@ __all__ = [
     "P2pMatrix",
     "P2pVerdict",
     "PairFault",
+    "PairsUsable",
     "PeerClaims",
     "Speed",
     "State",
     "ValidlyRun",
     "WindowLog",
     "attribute",
+    "bad_pairs",
     "changed",
     "class_of",
     "concluded",
+    "failed_in_short",
     "fallback_rows",
     "figures_of",
     "findings",
@@ -45,7 +49,10 @@ __all__ = [
     "judge_p2p",
     "logs_of",
     "prove_transport",
+    "serve_without",
     "speeds",
     "state_changes",
+    "usable",
     "users_of",
+    "weighed",
 ]

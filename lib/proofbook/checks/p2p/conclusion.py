@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from proofbook.checks.looking import counted, join
-from proofbook.checks.p2p.matrix import CONTROL, State
+from proofbook.checks.p2p.matrix import CONTROL, REFUTES, State
 from proofbook.checks.p2p.verdict import FALLBACK, prove_transport
 from proofbook.errors import CannotTell
 from proofbook.intent import ContainerSpec, ServiceSpec
@@ -18,9 +18,6 @@ from proofbook.probes.systemd import UnitProcess
 __all__ = ["HYPOTHESIS", "FallbackInEffect", "concluded", "fallback_rows"]
 
 HYPOTHESIS = "Every GPU of this machine reaches every other's memory: by every path, with the right data, alone and together."
-
-#: States that refute it: something was copied, and it came out wrong.
-_REFUTES = frozenset({State.ERROR, State.FAULT, State.WRONG_DATA, State.HUNG})
 
 
 def concluded(measured: Measurement | None, *, why_not: str, scope: str) -> dict[str, Any]:
@@ -56,17 +53,17 @@ def _said(outcome: str, because: str, scope: str) -> dict[str, Any]:
 
 def _refuting(value: Mapping[str, Any]) -> list[str]:
     """What was shown wrong, as sentences; of pairs only where the control through host memory was right."""
-    wrong = [c for c in value["cells"] if c["state"] in _REFUTES and _control_held(c)]
+    wrong = [c for c in value["cells"] if c["state"] in REFUTES and _control_held(c)]
     counts = {state: sum(c["state"] == state for c in wrong) for state in dict.fromkeys(c["state"] for c in wrong)}
     said = [f"{n} of {counted(len(value['cells']), 'ordered pair')}: {state}" for state, n in counts.items()]
     if faulted := sum(bool(c["faults"]) for c in wrong):
         said.append(f"the kernel's log has faults of {faulted} of these pairs")
     alone = {(c["src"], c["dst"]) for c in wrong}
     for phase in dict.fromkeys(t["phase"] for t in value["together"]):
-        pairs = {(t["src"], t["dst"]) for t in value["together"] if t["phase"] == phase and t["state"] in _REFUTES} - alone
+        pairs = {(t["src"], t["dst"]) for t in value["together"] if t["phase"] == phase and t["state"] in REFUTES} - alone
         if pairs:
             states = sorted({t["state"] for t in value["together"] if t["phase"] == phase and (t["src"], t["dst"]) in pairs})
-            said.append(f"{phase}: {join(s for s in states if s in _REFUTES)} in {counted(len(pairs), 'pair')} that passed alone")
+            said.append(f"{phase}: {join(s for s in states if s in REFUTES)} in {counted(len(pairs), 'pair')} that passed alone")
     if value["run"]["restarted"]:
         said.append("the machine restarted in the middle of it")
     return said

@@ -44,17 +44,20 @@ _OUTCOMES = {
 }
 #: States that show something broken, unlike those that show nothing.
 BROKEN = frozenset({State.INVALID, State.ERROR, State.FAULT, State.WRONG_DATA, State.HUNG})
+#: States that refute that a pair works: something was copied, and it came out wrong.
+REFUTES = BROKEN - {State.INVALID}
 
 
 @dataclass(frozen=True, slots=True)
 class PathCell:
-    """One path of one pair: the worst of its sizes and processes, and where that was."""
+    """One path of one pair: the worst of its sizes and processes, where that was, and every size (bytes) that came out broken."""
 
     path: str
     state: State
     reason: str  # "" when verified
     size: int = 0
     process: int = 0
+    failed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +129,8 @@ class P2pMatrix:
         """The matrix as JSON values, for a measurement or a table.
 
         {gpus: [pci], counts: {state: n}, problems: [text], locals: {pci: why}, cells: [{src, dst, state, reason, advertised,
-        class, silence, slow: [text], faults: [text], paths: {path: {state, reason, size, process}}, gbps: {path: [median, low,
-        high]}, us: {path: x}}], together: [{phase, src, dst, path, state, reason, gbps}], foreign: [text]}
+        class, silence, slow: [text], faults: [text], paths: {path: {state, reason, size, process, failed: [bytes]}}, gbps: {path:
+        [median, low, high]}, us: {path: x}}], together: [{phase, src, dst, path, state, reason, gbps}], foreign: [text]}
         """
         return {
             "gpus": list(self.gpus),
@@ -155,7 +158,7 @@ def _cell_value(cell: Cell) -> dict[str, Any]:
         "slow": list(cell.slow),
         "faults": [fault.told for fault in cell.faults],
         "paths": {
-            name: {"state": str(p.state), "reason": p.reason, "size": p.size, "process": p.process}
+            name: {"state": str(p.state), "reason": p.reason, "size": p.size, "process": p.process, "failed": list(p.failed)}
             for name, p in cell.paths.items()
         },
         "gbps": {path: [s.figure.gbps, s.figure.low, s.figure.high] for path, s in cell.speeds.items()},
@@ -273,14 +276,16 @@ def _paths(pair: Pair, run: P2pRun) -> dict[str, PathCell]:
 
 
 def _worst(path: str, told: Mapping[tuple[int, int], CopyResult], asked: Iterable[tuple[int, int]]) -> PathCell:
-    worst = PathCell(path, State.VERIFIED, "")
+    worst, failed = PathCell(path, State.VERIFIED, ""), set()
     for process, size in asked:
         result = told.get((process, size))
         state = _OUTCOMES[result.outcome] if result else State.NOT_RUN
         if _BADNESS[state] > _BADNESS[worst.state]:
             why = result.why if result else "the probe never came to it"
             worst = PathCell(path, state, f"{why} ({size} bytes, process {process})", size, process)
-    return worst
+        if state in BROKEN:
+            failed.add(size)
+    return replace(worst, failed=tuple(sorted(failed)))
 
 
 def _advertised(pair: Pair, run: P2pRun, topology: TopologyFacts | None) -> str:

@@ -10,7 +10,7 @@ from proofbook.checks.looking import counted, join
 from proofbook.checks.p2p.matrix import BROKEN, Cell, P2pMatrix, State
 from proofbook.model import Finding, Suggested, Verdict
 
-__all__ = ["FALLBACK", "Fallback", "P2pVerdict", "findings", "judge_p2p", "prove_transport"]
+__all__ = ["FALLBACK", "Fallback", "P2pVerdict", "findings", "judge_p2p", "prove_transport", "serve_without"]
 
 CHECK = "p2p.PairMatrix"
 
@@ -134,7 +134,7 @@ def _limits(matrix: P2pMatrix) -> tuple[str, ...]:
 def findings(matrix: P2pMatrix) -> list[Finding]:
     """The verdict and what it stands on as findings: the host, each pair that did not pass, and faults of others."""
     said = judge_p2p(matrix)
-    what = "" if said.fallback is None else _what_to_do(said.fallback)
+    what = "" if said.fallback is None else serve_without(said.fallback)
     action = Suggested.FIX_CONFIG if said.fallback is not None else Suggested.NONE
     out = [Finding(CHECK, said.verdict, said.reason, action=action, what_to_do=what, observed=matrix.counts())]
     for (src, dst), cell in matrix.cells.items():
@@ -160,7 +160,8 @@ def findings(matrix: P2pMatrix) -> list[Finding]:
     return out
 
 
-def _what_to_do(fallback: Fallback) -> str:
+def serve_without(fallback: Fallback) -> str:
+    """The fallback in one line, and how to see that it took effect."""
     both = " ".join(f"{k}={v}" for k, v in fallback.environment.items())
     vllm = " ".join(f"{k}={v}" for k, v in fallback.vllm_environment.items())
     return (
