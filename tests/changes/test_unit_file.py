@@ -137,10 +137,19 @@ def test_turned_on_kept_and_taken_back_later(lab: Lab) -> None:
     again = change.apply(plan, hands, hands.told.append)
     assert (again.outcome, again.facts["restarted"]) == ("done", False)
     assert change.confirm(plan, hands, hands.told.append).outcome == "confirmed"
-    assert lab.plan(change).empty
+    there = lab.plan(change)
+    assert (there.empty, there.settings) == (True, {"there": True})
     undone_ = change.rollback(plan, hands, hands.told.append)
     assert undone_.outcome == "rolled-back", undone_
     assert lab.files() == before
+
+
+def test_the_rule_for_keeping_it_is_part_of_what_is_approved(lab: Lab) -> None:
+    plan, other = (lab.plan(lab.change(kept_only_if=rule)) for rule in ("it holds for 30 min", "it holds for 1 min"))
+    assert plan.actions[-1].what == "kept only if: it holds for 30 min; otherwise it is taken back"
+    assert plan.digest != other.digest
+    noted = lab.plan(lab.change(kept_only_if="it holds for 30 min", notes=("requests at once: 48 now",)))
+    assert (noted.facts[0], noted.digest) == ("requests at once: 48 now", plan.digest), "a fact is read, and not approved"
 
 
 @pytest.mark.parametrize("dies_before", range(7))
@@ -223,7 +232,7 @@ def test_the_unit_changed_after_the_plan(lab: Lab) -> None:
 def test_a_plan_that_must_not_be_carried_out_has_no_actions(lab: Lab) -> None:
     change = EnableMTP(lab.service, lab.container, Speculation(more=(("--speculative-draft-epsilon", "0.2"),)))
     plan = lab.plan(change)
-    assert plan.empty
+    assert (plan.empty, plan.settings) == (True, {})
     assert any("--speculative-accept-threshold-single" in fact for fact in plan.facts)
     applied = change.apply(plan, lab.hands(), print) if plan.actions else None
     assert applied is None

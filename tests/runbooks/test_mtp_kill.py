@@ -551,6 +551,31 @@ def test_an_approval_lets_one_run_through_and_a_new_one_the_next(players: Player
     assert players.roll_back(kept["run_id"])["status"] == "completed"
 
 
+def test_an_approval_is_for_the_rule_too_by_which_it_would_be_kept(players: Player, ends: Ends) -> None:
+    rule = {**PARAMETERS, "concurrency": "1,8", "must_gain_at": "8", "stability_minutes": 30.0, "guard_minutes": 90.0}
+    waiting = players.play("run", parameters=rule, plain=True)
+    given = {"approved": waiting["waiting_for"]["digest"], "approver": "alice"}
+    other = players.play(
+        "run", parameters={**rule, **given, "concurrency": "1", "must_gain_at": "", "stability_minutes": 0.05}, plain=True
+    )
+    assert (other["status"], "does not open this gate" in other["message"]) == ("aborted", True)
+    assert found(other["run_id"]).left == []
+
+
+def test_a_new_run_says_at_its_first_look_that_a_dead_one_holds_the_machine(players: Player, ends: Ends) -> None:
+    dead = players.dies("act.outcome", 8, "after")
+    new = players.play("run", parameters=PARAMETERS)
+    assert (new["status"], new["verdict"]) == ("completed", "FAIL"), new["message"]
+    record = players.record(new)
+    (said,) = [f for f in record.findings if f["check"] == "mtp.HeldByNobody"]
+    assert (said["look"], said["verdict"]) == ("before", "FAIL")
+    assert f"run {dead} of " in said["reason"] and "its guard takes the change of" in said["reason"]
+    assert f"`proofbook resume {dead}`" in said["what_to_do"] and f"`proofbook rollback {dead}`" in said["what_to_do"]
+    assert [p["actions"] for p in record.plans] == [[]], "no plan is offered"
+    assert not record.measurements, "and no baseline of a server in mid-change is taken"
+    assert players.roll_back(dead)["status"] == "completed"
+
+
 def test_the_machine_changed_between_the_gate_and_the_act(players: Player, ends: Ends) -> None:
     at = {"event": "act.outcome", "nth": 2, "when": "after", "what": "pause"}
     players.begin("run", parameters=PARAMETERS, plain=True, approve="alice", at=at)

@@ -28,9 +28,11 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
-def play(scenario: str, outputs: Path) -> RunRecord:
+def play(scenario: str, outputs: Path, *, reset: bool = True) -> RunRecord:
     """The notebook's cells in this process; the gate is opened as by a person who read the plan in the cell before."""
-    client.reset(scenario)
+    if reset:
+        client.reset(scenario)
+    before = {run.run_id for run in Archive(outputs).runs()}
     cells = [c for c in json.loads(runbook_file(RUNBOOK).read_text())["cells"] if c["cell_type"] == "code"]
     given = {
         **QUICK,
@@ -53,7 +55,7 @@ def play(scenario: str, outputs: Path) -> RunRecord:
         pass  # what it came to is in the record
     finally:
         del os.environ["PROOFBOOK_OUTPUTS"]
-    (only,) = Archive(outputs).runs()
+    (only,) = [run for run in Archive(outputs).runs() if run.run_id not in before]
     return Archive(outputs).load(only.run_id)
 
 
@@ -74,6 +76,27 @@ def test_a_gain_over_both_measurements_of_the_old_configuration_is_kept(
     assert "runs at 1.00 times its first speed" in again[1]["reason"]
     assert {f["check"] for f in record.findings if f["look"] == "in effect again"} >= {"mtp.Started", "mtp.SpeculationIsOn"}
     assert "gain-again" in [p["name"] for p in record.pictures]
+    client.stop("healthy")
+
+
+@pytest.mark.lab
+@pytest.mark.runbook
+def test_what_was_kept_is_there_already_and_nothing_is_judged_or_taken_back(lab: Path, outputs: Path) -> None:
+    kept = play("healthy", outputs)
+    assert (kept.status, kept.decisions[-1]["keep"]) == ("completed", True), kept.summary
+    (plan,) = kept.plans
+    assert plan["actions"][-1]["what"].startswith("kept only if: the control prompts (set ")
+    (room,) = [fact for fact in plan["facts"] if fact.startswith("requests at once: ")]
+    assert " now → about " in room and "; KV cache: about " in room
+    limits = [limit for limit in kept.decisions[-1]["limits"] if "a server with less room, requests at once: " in limit]
+    assert bool(limits) == ("% less" in room)
+    again = play("healthy", outputs, reset=False)
+    assert (again.status, again.verdict, again.exit_code) == ("completed", "PASS", 0), again.summary
+    assert f"has this speculation already (run {kept.run_id} kept it)" in again.summary
+    (decision,) = again.decisions
+    assert (decision["rung"], decision["acted"]) == ("NOTHING_TO_DO", False)
+    assert not [f for f in again.findings if f["verdict"] in ("FAIL", "UNKNOWN")]
+    assert not again.measurements and not [act for p in again.plans for act in p["acts"]]
     client.stop("healthy")
 
 

@@ -65,7 +65,11 @@ class EnableMTP(Change):
     ``measure_again``: the old configuration may be brought back for a while, to be measured a second time, which takes about
     ``again_s`` seconds.
 
-    A plan that must not be carried out has no actions; its facts say why.
+    ``kept_only_if``: by what it will be decided whether the change stays; who approves the plan approves that too.
+    ``notes``: further facts for whoever reads the plan.
+
+    A plan that must not be carried out has no actions; its facts say why. Where the wanted speculation is there already,
+    its settings hold ``there``.
     """
 
     service: ServiceSpec
@@ -76,6 +80,8 @@ class EnableMTP(Change):
     kill_leftovers: bool = False
     measure_again: bool = False
     again_s: float = field(default=0.0, repr=False)
+    kept_only_if: str = ""
+    notes: tuple[str, ...] = field(default=(), repr=False)
     name: ClassVar[str] = "enable-mtp"
 
     # ---------------------------------------------------------------------------------------------- planning
@@ -109,11 +115,12 @@ class EnableMTP(Change):
             title = f"{self.service.spec} is not changed: {draft.reasons[0]}"
             return self._nothing(host, title, tuple(f"not possible: {reason}" for reason in draft.reasons))
         if not draft.files:
-            return self._nothing(host, f"{self.service.spec} has this speculation already", tuple(draft.facts))
+            title = f"{self.service.spec} has this speculation already: nothing to do"
+            return self._nothing(host, title, tuple(draft.facts), there=True)
         return draft.plan(self, host)
 
-    def _nothing(self, host: Identity, title: str, facts: tuple[str, ...]) -> Plan:
-        return Plan(self.name, title, host, {}, (), (), "", (), 0.0, facts)
+    def _nothing(self, host: Identity, title: str, facts: tuple[str, ...], *, there: bool = False) -> Plan:
+        return Plan(self.name, title, host, {}, (), (), "", (), 0.0, facts, {"there": True} if there else {})
 
     def _draft(self, seen: Seen) -> _Draft:
         """Everything that a plan is made of. Raises CannotTell when the machine did not tell what must be known."""
@@ -260,6 +267,7 @@ class _Draft:
                 *((Action("kill what is left of it, inside its control group only"),) if change.kill_leftovers else ()),
                 Action(f"start {unit} and follow it until it is ready", ("systemctl", "start", unit)),
                 *(_AGAIN if again else ()),
+                *((Action(f"kept only if: {change.kept_only_if}; otherwise it is taken back"),) if change.kept_only_if else ()),
             ),
             undo=(*put_back, reload, Action(f"restart {unit} and see that it serves", ("systemctl", "restart", unit))),
             diff=self._diff(),
@@ -342,7 +350,7 @@ class _Draft:
         if self.others:
             head.append(f"others compute on these GPUs: {', '.join(self.others[:6])}")
         head.append("not checked: who sends requests, and whether a load balancer takes this server out while it is down")
-        return [*head, *facts]
+        return [*change.notes, *head, *facts]
 
 
 # ---------------------------------------------------------------------------------------------------- the old bytes

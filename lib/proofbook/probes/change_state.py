@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from proofbook.errors import CannotTell
 from proofbook.intent import ContainerSpec
 from proofbook.model import Command, Probe, Result
 from proofbook.probes.base import inside, text_of
@@ -13,7 +14,7 @@ from proofbook.remote.detached import StepStatus, detached_command, parse_step, 
 from proofbook.remote.guard import EXIT, GuardStatus, guard_command, parse_guard
 from proofbook.remote.lease import Lease, lease_command, parse_approvals, parse_lease
 
-__all__ = ["ApprovalsUsed", "GuardState", "LeaseHeld", "StepState"]
+__all__ = ["ApprovalsUsed", "GuardState", "Held", "HeldMachine", "LeaseHeld", "StepState"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,43 @@ class LeaseHeld(Probe[Lease | None]):
         (answer,) = yield [lease_command("show")]
         text_of(answer)
         return parse_lease(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Who holds the machine, None when nobody does; and how that run's guarded change stands, None with the reason."""
+
+    lease: Lease | None
+    guard: GuardStatus | None = None
+    guard_unknown: str = ""
+
+
+@dataclass(frozen=True)
+class HeldMachine(Probe[Held]):
+    """Who holds the machine, and what its guard would do: two round trips, since only the first says whose change it is.
+
+    ``container``: where the change is looked for, beside the host itself. The answers are those of :class:`LeaseHeld` and
+    :class:`GuardState`.
+    """
+
+    container: ContainerSpec | None = None
+    name: ClassVar[str] = "change.HeldMachine"
+
+    def ask(self) -> Generator[Sequence[Command], Sequence[Result], Held]:
+        (answer,) = yield [lease_command("show")]
+        text_of(answer)
+        lease = parse_lease(answer)
+        if lease is None:
+            return Held(None)
+        places = dict.fromkeys((self.container, None))
+        answers = yield [inside(place, guard_command("status", lease.run)) for place in places]
+        try:
+            for answer in answers:
+                text_of(answer, *EXIT)
+            told = [parse_guard(answer) for answer in answers]
+        except CannotTell as why:
+            return Held(lease, None, str(why))
+        return Held(lease, next((one for one in told if one.state != "none"), told[0]))
 
 
 @dataclass(frozen=True)

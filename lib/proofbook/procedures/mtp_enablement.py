@@ -6,20 +6,25 @@ known to fail, the steps behind it are left out: an outage is not prolonged for 
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
 from proofbook.changes.nothing import NotToBeMade
-from proofbook.changes.unit_file import EnableMTP
+from proofbook.changes.unit_edit import UnitEdit
+from proofbook.changes.unit_file import EnableMTP, argv_digest
 from proofbook.checks.mtp import accepted as accepted_checks
 from proofbook.checks.mtp.asked import CanBeAsked
 from proofbook.checks.mtp.effect import took_effect
 from proofbook.checks.mtp.fit import KEY, FitToChange
+from proofbook.checks.mtp.held import HeldByNobody
 from proofbook.checks.mtp.holds import Holds
 from proofbook.checks.mtp.kept import KeptBefore
-from proofbook.checks.mtp.ladder import NEEDED
+from proofbook.checks.mtp.ladder import NEEDED, NOTHING_TO_DO
 from proofbook.checks.mtp.ladder import decide as climb
+from proofbook.checks.mtp.nothing import NOT_ASKED, NothingToChange
 from proofbook.checks.mtp.speculation import Speculation
 from proofbook.checks.mtp.start import read_start
 from proofbook.checks.mtp.worth import NotDrift, WorthIt
@@ -27,12 +32,16 @@ from proofbook.errors import BadParameter, CannotTell
 from proofbook.intent import ContainerSpec, ServiceSpec
 from proofbook.inventory import HostSpec
 from proofbook.measures.control import ControlPrompts
+from proofbook.measures.prompts import load as prompts
 from proofbook.measures.said import ServerSays
 from proofbook.measures.serving import Baseline, Gain, GainAgain
 from proofbook.measures.stability import Stability
-from proofbook.model import Applied, Change, Check, Decision, Measure, Measurement, Verdict
+from proofbook.model import Applied, Change, Check, Decision, Finding, Measure, Measurement, Verdict
 from proofbook.probes.change_state import GuardState
 from proofbook.probes.journal import UnitJournal
+from proofbook.probes.sglang import Version
+from proofbook.probes.systemd import UnitProcess
+from proofbook.probes.unit_files import UnitFiles
 from proofbook.procedures.base import PlanDigest, Procedure, ProcedureParameters, refuse_nameless
 from proofbook.run import Findings, Run
 from proofbook.view import Picture, accept_chart, gain_chart, start_chart
@@ -41,6 +50,12 @@ from proofbook.view import Picture, accept_chart, gain_chart, start_chart
 _QUESTIONS_MIN = 25.0
 #: Minutes that the third arm takes beside its two starts: the old configuration's prompts, and a look at the new one again.
 _AGAIN_MIN = 15.0
+#: A fall of the requests at once, or of the cache, beyond this share is a limit of what is decided.
+_NOTABLE_FALL = 0.10
+#: How the fact begins that says what the memory of drafts takes away from requests.
+_ROOM = "requests at once: "
+#: Under what name, in which form, a run stores that it kept a speculation.
+_KEPT, _KEPT_SCHEMA = "mtp.kept", 1
 #: The look in which the process that would stay is asked, once the change was suspended.
 IN_EFFECT_AGAIN = "in effect again"
 
@@ -154,13 +169,27 @@ def _service(parameters: Parameters, spec: HostSpec) -> ServiceSpec:
 
 def _declared(parameters: Parameters, spec: HostSpec) -> ServiceSpec:
     if parameters.unit:
-        return spec.service(parameters.unit)
+        found = spec.service(parameters.unit)
+        if spec.services and found not in spec.services:
+            raise _undeclared(parameters.unit, found, spec)
+        return found
     if len(spec.services) != 1:
         named = ", ".join(s.spec for s in spec.services) or "none"
         raise BadParameter(
             f"which server of {spec.name}? its inventory declares {named}", hint="say unit=[container/]<name>.service"
         )
     return spec.services[0]
+
+
+def _undeclared(text: str, asked: ServiceSpec, spec: HostSpec) -> BadParameter:
+    """A name that the inventory does not know, with the nearest that it does: the same unit elsewhere, or one spelt alike."""
+    names = [s.spec for s in spec.services]
+    same = [s.spec for s in spec.services if s.name == asked.name]
+    near = same or get_close_matches(asked.spec, names, n=1) or names
+    return BadParameter(
+        f"unit={text}: the inventory of {spec.name} declares no such service, but {', '.join(names)}",
+        hint=f"say unit={near[0]}, or declare it in proofbook.toml",
+    )
 
 
 PROCEDURE = Procedure(
@@ -194,7 +223,8 @@ def fit(run: Run) -> tuple[Check, ...]:
         return (KeptBefore(service(run), container(run), run.origin, run.earlier_decision),)
     parameters = run.parameters
     need = max(parameters.wanted_levels, default=0)
-    return (FitToChange(service(run), container(run), parameters.speculation, need),)
+    fits = FitToChange(service(run), container(run), parameters.speculation, need)
+    return (fits,) if run.resuming else (HeldByNobody(container(run)), fits)
 
 
 def baseline(run: Run, ready: Findings) -> Measure | None:
@@ -203,6 +233,9 @@ def baseline(run: Run, ready: Findings) -> Measure | None:
         return None
     if _failed(run, ready):
         _left_out(run, "the baseline", "this server is not fit to be changed as it stands")
+        return None
+    if _is_there(run):
+        _left_out(run, "the baseline", "it has this speculation already, and nothing will be changed")
         return None
     return Baseline(service(run), container(run), concurrency=run.parameters.levels)
 
@@ -227,7 +260,71 @@ def change(run: Run, ready: Findings, asked: Findings, before: Measurement | Non
         parameters.kill_leftovers,
         parameters.measure_again,
         before.took_s if before is not None else 0.0,
+        kept_only_if(parameters),
+        _room(ready, before),
     )
+
+
+def kept_only_if(parameters: Parameters) -> str:
+    """By what it will be decided whether the change stays. It is part of the plan: an approval is for this rule."""
+    wanted = ", ".join(map(str, parameters.wanted_levels)) or "any one of these"
+    again = ", also over the old configuration measured again" if parameters.measure_again else ""
+    return (
+        f"the control prompts (set {prompts().digest[:12]}) show accepted drafts and right answers; it holds for "
+        f"{parameters.stability_minutes:g} min under load, {_load(parameters)} requests at once; it is measured at concurrency "
+        f"{', '.join(map(str, parameters.levels))} and gains at {wanted}, the whole 95 % interval above 1{again}"
+    )
+
+
+def _load(parameters: Parameters) -> int:
+    """Requests at once in the stability window."""
+    return min(4, max(parameters.levels))
+
+
+def _room(ready: Iterable[Finding], before: Measurement | None) -> tuple[str, ...]:
+    """How many requests run at once and how much is cached, now and with the drafts; nothing where no estimate was possible."""
+    told = next(
+        (f.observed for f in ready if f.check == FitToChange.name and isinstance(f.observed, dict) and "now" in f.observed), None
+    )
+    now: dict[str, Any] | None = told["now"] if told is not None else None
+    if told is None or now is None:
+        return ()
+    said = before.value.get("config", {}).get("effective_max_running") if before is not None else None
+    running, tokens = said or now["running"], now["tokens"]
+    known = "" if said else "about "
+    requests = f"{known}{running} now → about {told['running']}{_fall(running, told['running'])}"
+    return (f"{_ROOM}{requests}; KV cache: about {tokens} tokens now → about {told['tokens']}{_fall(tokens, told['tokens'])}",)
+
+
+def _fall(now: float, then: float) -> str:
+    """`` (46 % less)``; empty unless it falls by more than is taken for nothing."""
+    share = 1 - then / now if now else 0.0
+    return f" ({share:.0%} less)".replace("%", " %") if share > _NOTABLE_FALL else ""
+
+
+def _is_there(run: Run) -> bool:
+    """Whether the unit has the wanted speculation, so that a plan would be empty; what is not known is not there."""
+    if run.resuming:
+        return False
+    unit, inside = service(run).name, container(run)
+    try:
+        now, version = run.seen.value(UnitFiles(unit, inside)), run.seen.value(Version(unit, inside))
+        return not UnitEdit(unit, inside, run.parameters.speculation, run.parameters.style).files(now, version.version)
+    except CannotTell:
+        return False
+
+
+def _kept_by(run: Run) -> str:
+    """The run that kept the command that runs now, as far as the archive knows; "" otherwise."""
+    stored = run.memory.last_stored(run.host.identity.machine_id, PROCEDURE.name, _KEPT)
+    if stored is None:
+        return ""
+    by, kept = stored[0], stored[1]["value"]
+    try:
+        running = argv_digest(run.seen.value(UnitProcess(service(run).name, container(run))).argv)
+    except CannotTell:
+        return ""
+    return by if (kept["service"], kept["argv_sha256"]) == (service(run).spec, running) else ""
 
 
 def said(run: Run, applied: Applied | None) -> Measure | None:
@@ -238,7 +335,9 @@ def said(run: Run, applied: Applied | None) -> Measure | None:
 
 
 def effect(run: Run, applied: Applied, said: Measurement | None) -> tuple[Check, ...]:
-    """Did it take effect? Not asked when nothing may be changed."""
+    """Did it take effect? Not asked when nothing may be changed; of a plan without actions, why it has none."""
+    if applied.plan.empty and applied.plan.change == EnableMTP.name:
+        return (NothingToChange(service(run), applied.plan, _there(applied), _kept_by(run) if _there(applied) else ""),)
     if _refused(applied):
         return ()
     return took_effect(service(run), container(run), run.parameters.speculation, applied, said)
@@ -272,8 +371,8 @@ def stability(run: Run, applied: Applied, *so_far: Findings) -> Measure | None:
     if _failed(run, *so_far):
         _left_out(run, "the stability window", "an earlier question was answered with no, and it will be taken back")
         return None
-    level = min(4, max(run.parameters.levels))
-    return Stability(service(run), container(run), minutes=run.parameters.stability_minutes, concurrency=level)
+    parameters = run.parameters
+    return Stability(service(run), container(run), minutes=parameters.stability_minutes, concurrency=_load(parameters))
 
 
 def holds(run: Run, window: Measurement | None) -> tuple[Check, ...]:
@@ -285,9 +384,6 @@ def gain(run: Run, before: Measurement | None, applied: Applied, *so_far: Findin
         return None
     if before is None:
         _left_out(run, "the gain", "there is no baseline to compare with")
-        return None
-    if applied.outcome == "nothing-to-do":
-        _left_out(run, "the gain", "nothing was changed in this run, so both arms would be the same")
         return None
     if _failed(run, *so_far):
         _left_out(run, "the gain", "an earlier question was answered with no, and it will be taken back")
@@ -378,6 +474,9 @@ def decide(run: Run, applied: Applied, *findings: Findings) -> Decision:
     """Keep it, or take it back, by the ladder; what was decided before stands."""
     if _kept(applied) and run.earlier_decision is not None:
         return run.earlier_decision
+    if _there(applied):
+        limits = tuple(f.reason for found in findings for f in found if f.check == NothingToChange.name)
+        return Decision(True, NOTHING_TO_DO, limits[0] if limits else applied.summary, (f"not verified: {NOT_ASKED}",))
     told = [f for found in findings for f in found]
     spec = run.parameters.speculation
     scope = (
@@ -385,6 +484,7 @@ def decide(run: Run, applied: Applied, *findings: Findings) -> Decision:
         f"SGLang {applied.plan.settings.get('version', 'of a release that was not told')}",
         f"{spec.algorithm} with {spec.num_steps} steps, {spec.draft_tokens} draft tokens",
         f"concurrency {run.parameters.concurrency}, the prompts of this release of proofbook, at temperature 0 for timing",
+        *(f"a server with less room, {fact}" for fact in applied.plan.facts if fact.startswith(_ROOM) and "% less" in fact),
     )
     not_verified = ["real traffic: the prompts are a fixed set", "longer than the stability window"]
     needed = [*NEEDED]
@@ -392,13 +492,21 @@ def decide(run: Run, applied: Applied, *findings: Findings) -> Decision:
         needed.append(NotDrift.name)
     if any(f.look == IN_EFFECT_AGAIN for f in told):
         not_verified.append("the process that stays, under load: it was started after the stability window")
-    return climb(told, scope=scope, not_verified=not_verified, needed=needed)
+    decision = climb(told, scope=scope, not_verified=not_verified, needed=needed)
+    if decision.keep and applied.outcome == "done":
+        kept = {"service": service(run).spec, "argv_sha256": applied.plan.settings["argv_sha256"]}
+        run.value(_KEPT, _KEPT_SCHEMA, kept)
+    return decision
+
+
+def _there(applied: Applied) -> bool:
+    """Nothing was to be done, since the wanted speculation is there."""
+    return applied.plan.empty and bool(applied.plan.settings.get("there"))
 
 
 def _refused(applied: Applied) -> bool:
     """Nothing may be changed, or it was taken back or kept before: asking whether it took effect would be asking for nothing."""
-    nothing = applied.outcome == "nothing-to-do" and applied.plan.change == NotToBeMade.name
-    return applied.outcome == "rolled-back" or nothing or _kept(applied)
+    return applied.outcome in ("rolled-back", "nothing-to-do")
 
 
 def _kept(applied: Applied) -> bool:
@@ -443,6 +551,7 @@ __all__ = [
     "gain",
     "gain_again",
     "holds",
+    "kept_only_if",
     "not_drift",
     "picture_again",
     "pictures",

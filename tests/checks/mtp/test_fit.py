@@ -196,6 +196,19 @@ def test_a_journal_that_is_not_whole_warns(values_before: dict[Any, Any]) -> Non
     assert "Suppressed 40 messages" in said(judged(FIT, values_before))
 
 
+def test_there_is_no_such_unit(values_before: dict[Any, Any]) -> None:
+    values_before[UnitState(UNIT, CONTAINER)] = unit(load="not-found", active="inactive", sub="dead", main_pid=0)
+    values_before[UnitProcess(UNIT, CONTAINER)] = "?it has no main process"
+    (only,) = judged(FIT, values_before)
+    assert (only.verdict, only.reason) == ("FAIL", "there is no such unit in the container llm-two")
+
+
+def test_what_fits_now_is_told_beside_what_would_fit(values_before: dict[Any, Any]) -> None:
+    (room,) = [f for f in judged(FIT, values_before) if isinstance(f.observed, dict) and "now" in f.observed]
+    assert room.observed["now"]["running"] > room.observed["running"] == 6
+    assert room.observed["now"]["tokens"] > room.observed["tokens"] > 0
+
+
 def test_it_does_not_run(values_before: dict[Any, Any]) -> None:
     values_before[UnitProcess(UNIT, CONTAINER)] = "?it has no main process"
     assert worst_of(judged(FIT, values_before)) == "FAIL"

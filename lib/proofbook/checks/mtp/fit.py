@@ -63,6 +63,9 @@ class FitToChange(Check):
         )
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
+        unit, _ = tell(seen, UnitState(self.service.name, self.container)).pair
+        if unit is not None and unit.load == "not-found":
+            return [self._no_such_unit()]
         findings = [*self._unit(seen), *self._process(seen), *self._key(seen)]
         findings += [*self._flags(seen), *self._weights(seen), *self._memory(seen)]
         return [*findings, *self._others(seen), *self._policy(seen), *self._journal(seen), self._where()]
@@ -70,6 +73,17 @@ class FitToChange(Check):
     @property
     def _about(self) -> dict[str, Any]:
         return {"subject": self.service.spec}
+
+    def _no_such_unit(self) -> Finding:
+        where = f"in the container {self.container.name}" if self.container is not None else "on the host itself"
+        look = there(self.container, "systemctl list-units --type=service")
+        return self.failed(
+            f"there is no such unit {where}",
+            action=Suggested.FIX_CONFIG,
+            what_to_do=f"Name the server's unit, [container/]unit; `{look}` lists those that there are.",
+            observed="not-found",
+            **self._about,
+        )
 
     # -------------------------------------------------------------------------------------------- its files
 
@@ -345,7 +359,12 @@ class FitToChange(Check):
         about: dict[str, Any] = {
             **self._about,
             "expected": {"running": self.need_running or None},
-            "observed": {"running": wanted.running, "tokens": wanted.tokens, "left_gib": round(wanted.left, 1)},
+            "observed": {
+                "running": wanted.running,
+                "tokens": wanted.tokens,
+                "left_gib": round(wanted.left, 1),
+                "now": {"running": now.running, "tokens": now.tokens} if now and now.fits else None,
+            },
         }
         numbers = (
             f"{wanted.free:.1f} GiB free, weights {wanted.weights:.1f}, draft "
@@ -363,7 +382,7 @@ class FitToChange(Check):
             ]
         sentence = (
             f"about {wanted.running} requests would run at once and {wanted.tokens // 1000} k tokens fit"
-            + (f" (without speculation {now.running} and {now.tokens // 1000} k)" if now and now.fits else "")
+            + (f" (as it is now {now.running} and {now.tokens // 1000} k)" if now and now.fits else "")
             + f"; {numbers}; an estimate, a GiB either way is possible"
         )
         if self.need_running and wanted.running < self.need_running:
@@ -402,7 +421,8 @@ class FitToChange(Check):
         speculative = _wish(argv, version.version, self.speculation.effective_draft_tokens, known, context)
         wanted = budget(shape, speculative, free=free, weights=weights)
         try:
-            now = budget(shape, _wish(process.argv, version.version, 0, known, context), free=free, weights=weights)
+            drafts = int(_value(process.argv, "--speculative-num-draft-tokens", known) or 0)
+            now = budget(shape, _wish(process.argv, version.version, drafts, known, context), free=free, weights=weights)
         except CannotTell:
             now = None
         return wanted, now, source

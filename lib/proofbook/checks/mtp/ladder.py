@@ -12,6 +12,7 @@ FAIL_NO_GAIN         no gain is shown, or drift explains it
 INCONCLUSIVE         nothing failed, and something that had to be shown was not
 PASS_WITH_LIMITS     worth keeping, within what is said
 PASS                 worth keeping
+NOTHING_TO_DO        beside the ladder: it has this speculation already, so nothing was changed and nothing was judged
 ===================  =====================================================================================
 """
 
@@ -22,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from proofbook.checks.mtp.fit import SIMULATE
 from proofbook.model import Decision, Finding, Verdict
 
-__all__ = ["NEEDED", "RUNGS", "decide", "rung_of"]
+__all__ = ["NEEDED", "NOTHING_TO_DO", "RUNGS", "decide", "rung_of"]
 
 #: From the bottom to the top.
 RUNGS = (
@@ -30,8 +31,13 @@ RUNGS = (
     "FAIL_NO_GAIN", "INCONCLUSIVE", "PASS_WITH_LIMITS", "PASS",
 )  # fmt: skip
 
+#: What it came to where nothing was to be done.
+NOTHING_TO_DO = "NOTHING_TO_DO"
+
 _RUNG_OF = {
+    "mtp.HeldByNobody": "PREFLIGHT_FAIL",
     "mtp.FitToChange": "PREFLIGHT_FAIL",
+    "mtp.NothingToChange": "PREFLIGHT_FAIL",
     "mtp.CanBeAsked": "PREFLIGHT_FAIL",
     "mtp.Started": "FAIL_STARTUP",
     "mtp.RunsAsPlanned": "FAIL_STARTUP",
