@@ -184,7 +184,12 @@ def test_the_last_lines_begin_with_the_outcome_in_a_sentence(capsys: pytest.Capt
 
 
 def test_a_conclusion_is_told_with_its_hypothesis_its_reason_and_its_scope(capsys: pytest.CaptureFixture[str]) -> None:
-    said = {"outcome": "refuted", "hypothesis": "every pair is direct", "because": "two go through host memory", "scope": "gpu01"}
+    said = {
+        "outcome": "refuted",
+        "hypothesis": "every pair is direct.",
+        "because": "two go through host memory",
+        "scope": "gpu01",
+    }
     lines = printed(replace(OUTCOME, conclusion="refuted", concluded=said), capsys)
     assert lines[:3] == [
         "every pair is direct (refuted): two go through host memory",

@@ -198,7 +198,7 @@ def _print_outcome(outcome: Outcome, progress: Progress, *, as_json: bool) -> No
 
 def _print_conclusion(said: Mapping[str, str]) -> None:
     because = f": {said['because']}" if said["because"] else ""
-    out.print(capped(f"{said['hypothesis']} ({said['outcome']}){because}"), markup=False)
+    out.print(capped(f"{said['hypothesis'].rstrip('.')} ({said['outcome']}){because}"), markup=False)
     if said["scope"]:
         out.print(capped(f"  holds for: {said['scope']}"), markup=False)
 
