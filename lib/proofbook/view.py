@@ -634,8 +634,11 @@ def compared_starts(starts: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], *
     """Milestones of several starts, one panel each on one scale.
 
     ``starts`` are (name, steps); a step has ``title``, ``from_s`` and ``to_s`` (seconds since the start's first line, or None).
+    What comes long after ``ready``, as the first request of a server that idled for days, is at the edge and says so: it is no
+    part of the start, and would squeeze all of it into a line.
     """
     title = title or "How each start went: seconds since the first line of its journal"
+    edge = _edge_of_start([step for _, steps in starts for step in steps])
     begun = [(step["from_s"], step["title"]) for _, steps in starts for step in steps if step["from_s"] is not None]
     names = list(dict.fromkeys(name for _, name in sorted(begun, key=lambda one: one[0])))
     figure, panels = _panels(len(starts), 2.6, 1.2 + 0.26 * max(len(names), 1))
@@ -646,10 +649,16 @@ def compared_starts(starts: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], *
             if step["from_s"] is None:
                 continue
             row, end = names.index(step["title"]), step["to_s"] if step["to_s"] is not None else step["from_s"]
+            said = f"{start}, {step['title']}: {step['from_s']:.0f} to {end:.0f} s"
+            if step["from_s"] > edge:
+                axes.plot([edge], [row], marker=">", color="#8a5a00", markersize=5)
+                axes.annotate(f"{end:.0f}, not drawn", (edge, row), xytext=(-6, 0), va="center", ha="right", **_BESIDE)
+                words.append(f"{said}, long after it was ready: not drawn to scale")
+                continue
             axes.plot([step["from_s"], end], [row, row], color="#3b5b8c", linewidth=5, solid_capstyle="butt")
             axes.plot([step["from_s"]], [row], marker="D", color="#3b5b8c", markersize=4)
             axes.annotate(f"{end:.0f}", (end, row), xytext=(6, 0), va="center", **_BESIDE)
-            words.append(f"{start}, {step['title']}: {step['from_s']:.0f} to {end:.0f} s")
+            words.append(said)
         axes.set_xlabel("seconds", fontsize=8)
         axes.margins(x=0.2)
         axes.grid(axis="y", linewidth=0.3)
@@ -657,6 +666,12 @@ def compared_starts(starts: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], *
     panels[0].set_ylim(len(names) - 0.4, -0.6)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     return Picture(_png(figure), "\n".join(words))
+
+
+def _edge_of_start(steps: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds beyond which a step is no part of a start: half as long again as the latest ``ready``; none ready: no such edge."""
+    ready = [step["from_s"] for step in steps if step.get("key") == "ready" and step["from_s"] is not None]
+    return 1.5 * max(ready) if ready else float("inf")
 
 
 def capacity_chart(series: Sequence[tuple[str, Sequence[tuple[float, int, int]]]], *, title: str = "") -> Picture:

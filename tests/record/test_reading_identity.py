@@ -56,6 +56,15 @@ def test_an_experiment_is_found_by_the_end_of_its_run(tried: Experiments, each: 
             tried.read(unknown)
 
 
+def test_the_experiments_that_a_notebook_looks_into_are_chosen_by_what_they_showed(
+    tried: Experiments, each: tuple[Experiment, ...]
+) -> None:
+    assert (tried.blocked, tried.lost_link, tried.unseen) == each[:3]
+    works = Experiments([each[3]])
+    for none, words in ((works.blocked, "came out blocked"), (works.lost_link, "a link was lost"), (works.unseen, "nobody saw")):
+        assert words in repr(none.timeline) and words in none.rule._repr_html_()
+
+
 def test_each_boot_is_the_one_that_the_run_looked_at(each: tuple[Experiment, ...]) -> None:
     blocked, _, gone, _ = each
     assert list(blocked.boots) == ["before", "boot A", "boot B"] and list(gone.boots) == ["before"]

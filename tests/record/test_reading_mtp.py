@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from proofbook.errors import CannotTell, NoSuchRun
 from proofbook.probes.journal import JournalEntry
 from proofbook.reading import Shelf, open_archive
 from proofbook.reading.mtp import LogSizes, Trial, Trials, sizes_of, trials
+from proofbook.view import compared_starts
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
@@ -106,6 +109,43 @@ def test_starts_side_by_side_name_the_one_that_never_became_ready(changes: Trial
     assert f"{each[3].name}: never became ready, Weights" in told
     assert f"{each[3].name}: never became ready, Ready" not in told
     assert told.splitlines()[1].startswith("before: SGLang 0.5.10")
+
+
+def test_a_run_that_had_nothing_to_do_took_nothing_back(each: tuple[Trial, ...]) -> None:
+    ended = each[2]
+    plans = [{**p, "acts": [], "applied": {"outcome": "nothing-to-do", "summary": "", "facts": {}}} for p in ended.record.plans]
+    reading = copy.copy(ended.reading)
+    reading.record = replace(ended.record, plans=[{**p, "settings": {}} for p in plans])
+    idle = Trial(reading)
+    assert (ended.outcome, idle.outcome) == ("taken back", "nothing changed")
+    assert idle.name == f"a release that was not told, nothing changed ({ended.record.run_id[-6:]})"
+    assert "nothing changed" not in repr(Trials([ended]).decided)
+    assert "  nothing changed  " in repr(Trials([idle]).decided), "the rung alone would read as a change that was undone"
+
+
+def test_the_changes_that_a_notebook_looks_into_are_chosen_by_what_became_of_them(
+    changes: Trials, each: tuple[Trial, ...]
+) -> None:
+    assert (changes.kept, changes.not_up) == (each[0], each[3])
+    assert repr(each[3].why_not_up) == repr(each[3].reading.evidence("sglang-raise-mem-fraction"))
+    alone = Trials([each[2]])
+    assert repr(alone.kept.memory.chart((0.7,), ("0.5.9",))).startswith("There is no change that was kept")
+    assert "never became ready" in repr(alone.not_up.reading.decisions)
+    assert "no line that says why" in repr(each[0].why_not_up)
+
+
+def test_what_comes_days_after_ready_does_not_stretch_the_start() -> None:
+    steps = [
+        {"key": "weights", "title": "Weights", "from_s": 2.0, "to_s": 60.0, "detail": ""},
+        {"key": "ready", "title": "Ready", "from_s": 80.0, "to_s": None, "detail": ""},
+        {"key": "prefill", "title": "First prefill", "from_s": 90.0, "to_s": None, "detail": ""},
+    ]
+    idle = [*steps[:2], {**steps[2], "from_s": 803501.0}]
+    told = repr(compared_starts([("quick", steps), ("idle", idle)])).splitlines()
+    assert "quick, First prefill: 90 to 90 s" in told
+    assert "idle, First prefill: 803501 to 803501 s, long after it was ready: not drawn to scale" in told
+    never = [steps[0], {**steps[2], "from_s": 803501.0}]
+    assert "not drawn" not in repr(compared_starts([("never ready", never)])), "without a ready there is no edge"
 
 
 def test_what_was_not_verified_comes_before_what_it_holds_for(changes: Trials) -> None:

@@ -56,6 +56,15 @@ def test_an_archive_without_a_pair_is_refused() -> None:
         matrices(open_archive(NOTEBOOKS / "example-archive.tar.xz"))
 
 
+def test_the_runs_that_a_notebook_looks_into_are_chosen_by_what_is_in_them(runs: Matrices, each: tuple[PairRun, ...]) -> None:
+    assert (runs.faulty, runs.with_foreign, runs.latest) == (each[1], each[2], each[5])
+    assert repr(runs.latest_against_first) == repr(runs.against(each[5].tail, each[0].tail))
+    clean = Matrices([each[0]])
+    assert repr(clean.faulty.timeline).startswith("There is no run with faults of a pair")
+    assert "another device" in repr(clean.with_foreign.others)
+    assert "one run of its machine alone" in repr(clean.latest_against_first)
+
+
 def test_a_run_is_found_by_the_end_of_its_id(runs: Matrices, each: tuple[PairRun, ...]) -> None:
     assert runs.read(each[2].tail) is each[2]
     for unknown in ("ffffff", ""):

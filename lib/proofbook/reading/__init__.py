@@ -6,15 +6,16 @@ the record is still as it was sealed.
 
 from __future__ import annotations
 
+import html
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from proofbook.archive import Archive
-from proofbook.errors import NoSuchRun, RecordError
+from proofbook.errors import CannotTell, NoSuchRun, RecordError
 from proofbook.journal import read_output
 from proofbook.model import Command, Observation, Probe, Result, Seen, Verdict, command
 from proofbook.probes.base import drive
@@ -35,7 +36,9 @@ from proofbook.view import (
     worst_first,
 )
 
-__all__ = ["Reading", "Shelf", "differences", "open_archive"]
+__all__ = ["Nothing", "Reading", "Shelf", "differences", "open_archive", "pick"]
+
+T = TypeVar("T")
 
 #: Lines of one evidence file that are shown; the file has them all.
 _LINES = 6
@@ -70,6 +73,47 @@ def open_archive(path: str | Path) -> Shelf:
     if not (Path(unpacked.name) / "runs").is_dir():
         raise RecordError(f"{where} holds no archive: its top has no runs/ folder")
     return Shelf(Path(unpacked.name), str(path), unpacked)
+
+
+class Nothing:
+    """Stands where an archive holds no such run: whatever is asked of it, it shows the sentence that says so.
+
+    WHY no error: a notebook is read on archives other than its example, and one section without a run is no reason to stop.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # a notebook asks every object for its own ways to be shown
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args: Any, **named: Any) -> Nothing:
+        return self
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return f"There is {self._what} in this archive, so there is nothing to show here."
+
+    def _repr_html_(self) -> str:
+        return f"<i>{html.escape(repr(self))}</i>"
+
+
+def pick(runs: Iterable[T], fits: Callable[[T], object], none: str) -> T | Nothing:
+    """The first of ``runs`` that ``fits``; where there is none, what stands for it: ``none`` as in ``no run that was refuted``.
+
+    A run whose record cannot tell does not fit.
+    """
+    for run in runs:
+        try:
+            if fits(run):
+                return run
+        except CannotTell:
+            continue
+    return Nothing(none)
 
 
 class Shelf:

@@ -24,7 +24,7 @@ from proofbook.probes.boot import Machine
 from proofbook.probes.iommu import IommuGroups
 from proofbook.probes.iommu_identity import IdentityFacts, IdentityState
 from proofbook.probes.kernel_log import KernelLog
-from proofbook.reading import Reading, Shelf
+from proofbook.reading import Nothing, Reading, Shelf, pick
 from proofbook.view import Picture, Shown, boots_over_time, table, types_by_boot
 
 __all__ = ["Boot", "Experiment", "Experiments", "Step", "experiments"]
@@ -166,6 +166,11 @@ class Experiment:
             return None
 
     # -- its lines, and what they prove
+
+    @property
+    def first_errors(self) -> frozenset[Kind]:
+        """Of what kinds the first errors of the treated GPUs were in boot A; none where nobody saw it."""
+        return frozenset(g.first.kind for g in self.trial.treated if g.first) if self.trial is not None else frozenset()
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
@@ -487,6 +492,22 @@ class Experiments:
         if found is None:
             raise NoSuchRun(f"no experiment here is {run!r}", hint="there are " + ", ".join(e.name for e in self.runs))
         return found
+
+    @property
+    def blocked(self) -> Experiment | Nothing:
+        """The latest that concluded that its hypothesis is blocked."""
+        return pick(reversed(self.runs), lambda e: e.record.conclusion_word == "blocked", "no experiment that came out blocked")
+
+    @property
+    def lost_link(self) -> Experiment | Nothing:
+        """The latest in whose boot A the link of a treated GPU was lost first."""
+        none = "no experiment in which a link was lost"
+        return pick(reversed(self.runs), lambda e: Kind.LINK in e.first_errors, none)
+
+    @property
+    def unseen(self) -> Experiment | Nothing:
+        """The latest whose boot A nobody saw."""
+        return pick(reversed(self.runs), lambda e: "boot A" not in e.boots, "no experiment whose boot A nobody saw")
 
     @property
     def seals(self) -> Shown:

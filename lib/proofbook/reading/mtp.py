@@ -18,13 +18,15 @@ from proofbook.checks.mtp.start import StartStory, read_start
 from proofbook.errors import CannotTell, NoSuchRun
 from proofbook.probes.journal import JournalEntry, read_entries
 from proofbook.probes.sglang import release
-from proofbook.reading import Reading, Shelf
+from proofbook.reading import Nothing, Reading, Shelf, pick
 from proofbook.view import Picture, Shown, capacity_chart, compared_accepts, compared_gains, compared_starts, table
 
 __all__ = ["LogSizes", "Memory", "ServerStart", "Trial", "Trials", "sizes_of", "trials"]
 
 _RUNBOOK = "mtp-enablement"
 _INVOCATION = "_SYSTEMD_INVOCATION_ID="
+#: The outcome of a plan that had nothing to do.
+_NOTHING = "nothing-to-do"
 
 
 # --------------------------------------------------------------------------------------------------- one run
@@ -58,7 +60,8 @@ class Trial:
     @property
     def name(self) -> str:
         """The release, what became of the change, and the end of the run's id, which finds it in the archive."""
-        return f"SGLang {self.release or '?'}, {self.outcome} ({self.record.run_id[-6:]})"
+        lead = f"SGLang {self.release}" if self.release else "a release that was not told"
+        return f"{lead}, {self.outcome} ({self.record.run_id[-6:]})"
 
     @property
     def release(self) -> str:
@@ -67,8 +70,15 @@ class Trial:
 
     @property
     def outcome(self) -> str:
-        """``kept``, ``taken back``, or the run's status where nothing was decided."""
+        """``kept``, ``taken back``, ``nothing changed``, or the run's status where nothing was decided."""
+        if not self.acted:
+            return "nothing changed"
         return ("kept" if self.decision["keep"] else "taken back") if self.decision else self.record.status
+
+    @property
+    def acted(self) -> bool:
+        """Whether it did anything to the machine; a plan that was empty, or not to be made, has nothing to be taken back."""
+        return any(p["acts"] or (p["applied"] or {}).get("outcome", _NOTHING) != _NOTHING for p in self.record.plans)
 
     @property
     def decision(self) -> Mapping[str, Any] | None:
@@ -110,6 +120,17 @@ class Trial:
     def _unit(self) -> str:
         return next((str(p["settings"]["unit"]) for p in self.record.plans if p["settings"].get("unit")), "")
 
+    @property
+    def why_not_up(self) -> Shown | Nothing:
+        """What the findings and the log say of a start that never became ready."""
+        cause = self.after.story.cause if self.after is not None and not self.after.came_up else None
+        if cause is None:
+            return Nothing("no line that says why the server did not start")
+        try:
+            return self.reading.evidence(cause.signature)
+        except NoSuchRun:
+            return Nothing(f"no finding about {cause.signature}")
+
     @cached_property
     def memory(self) -> Memory:
         """The arithmetic of its server's memory. Raises CannotTell when the record does not hold what it needs."""
@@ -148,6 +169,19 @@ class Trials:
         return found
 
     @property
+    def kept(self) -> Trial | Nothing:
+        """The first that was kept, and whose record holds what the arithmetic of its memory needs."""
+        return pick(
+            self.runs, lambda t: t.outcome == "kept" and t.memory, "no change that was kept, with the sizes of its memory,"
+        )
+
+    @property
+    def not_up(self) -> Trial | Nothing:
+        """The latest whose server never became ready."""
+        never = "no change whose server never became ready"
+        return pick(reversed(self.runs), lambda t: t.after is not None and not t.after.came_up, never)
+
+    @property
     def seals(self) -> Shown:
         """Whether each record is as it was sealed."""
         return table(("change", "on", "seal"), [(t.name, t.record.host, str(t.reading.seal)) for t in self.runs])
@@ -155,7 +189,9 @@ class Trials:
     @property
     def decided(self) -> Shown:
         """What was decided of each, and why."""
-        rows = [(t.name, t.decision["rung"], t.decision["because"]) for t in self.runs if t.decision]
+        rows = [
+            (t.name, t.decision["rung"] if t.acted else "nothing changed", t.decision["because"]) for t in self.runs if t.decision
+        ]
         undecided = [t.name for t in self.runs if not t.decision]
         note = f"Nothing was decided by: {'; '.join(undecided)}" if undecided else ""
         return table(("change", "rung", "because"), rows, note=note)

@@ -23,7 +23,7 @@ from proofbook.measures.p2p import figures_from
 from proofbook.model import Probe, Seen
 from proofbook.probes.iommu import IommuFacts, IommuGroups
 from proofbook.probes.p2p import P2pRun, Topology, TopologyFacts, Window
-from proofbook.reading import Reading, Shelf
+from proofbook.reading import Nothing, Reading, Shelf, pick
 from proofbook.remote import parse_files
 from proofbook.remote.p2p import read_p2p
 from proofbook.signatures import LogContext, LogLine, judge, load
@@ -424,6 +424,26 @@ class Matrices:
         if found is None:
             raise NoSuchRun(f"no pair matrix here is {run!r}", hint="there are " + ", ".join(r.name for r in self.runs))
         return found
+
+    @property
+    def latest(self) -> PairRun:
+        return self.runs[-1]
+
+    @property
+    def faulty(self) -> PairRun | Nothing:
+        """The latest with faults of its pairs in the kernel's log."""
+        return pick(reversed(self.runs), lambda r: r.faults, "no run with faults of a pair in the kernel's log")
+
+    @property
+    def with_foreign(self) -> PairRun | Nothing:
+        """The latest in whose windows another device than a pair's faulted."""
+        return pick(reversed(self.runs), lambda r: r.foreign, "no run with a fault of another device")
+
+    @property
+    def latest_against_first(self) -> Shown | Nothing:
+        """The latest against the first of the same machine."""
+        same = [r for r in self.runs[:-1] if r.record.machine_id == self.latest.record.machine_id]
+        return self.against(self.latest.tail, same[0].tail) if same else Nothing("one run of its machine alone")
 
     @property
     def seals(self) -> Shown:
