@@ -71,7 +71,11 @@ class Running:
         """Names as ``/proc`` has them → PID."""
         found = {}
         for task in Path(f"/proc/{self.process.pid}/task").iterdir():
-            for pid in (task / "children").read_text().split():
+            try:
+                of_task = (task / "children").read_text().split()
+            except FileNotFoundError:
+                continue  # a thread that has ended meanwhile; its children are another's now
+            for pid in of_task:
                 found[Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()] = int(pid)
         return found
 
