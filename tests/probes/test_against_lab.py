@@ -18,7 +18,7 @@ from proofbook.model import Probe
 from proofbook.probes import Answer, drive
 from proofbook.probes.access import Access, Logins
 from proofbook.probes.boot import Boots, Machine, Shutdown
-from proofbook.probes.change_state import GuardState, LeaseHeld, StepState
+from proofbook.probes.change_state import ApprovalsUsed, GuardState, HeldMachine, LeaseHeld, StepState
 from proofbook.probes.containers import ContainerState
 from proofbook.probes.iommu import IommuGroups
 from proofbook.probes.iommu_identity import EarlyModules, IdentityState
@@ -83,7 +83,9 @@ def ask_everything(scenario: str) -> Answers:
         asked += [ServedCheckpoint(service.name, where), ServedCache(service.name, where), PortOwner(30000, where)]
         asked += [ServerInfo("http://127.0.0.1:30000", where), ModelInfo("http://127.0.0.1:30000", where)]
         asked += [Checkpoint(MODEL, where), PageCache(MODEL, where)]
+        asked.append(HeldMachine(where))
         asked.append(Obstacles((f"/etc/systemd/system/{service.name}",), where))
+    asked += [ApprovalsUsed(), HeldMachine()]
     asked += [GpuMemory(), GpuProcesses(), LeaseHeld(), IdentityState(), EarlyModules(), Topology(), PeerConfig()]
     asked += [Topology(), PeerConfig()]
     transport, _ = connect(spec)
