@@ -232,9 +232,17 @@ class Archive:
                 return brief.run_id, configured.configuration[service]
         return None
 
-    def stored_value(self, run: str, name: str) -> Mapping[str, Any]:
-        """What a run stored under a name: {schema, value}. Raises NoSuchRun when it stored nothing of this name."""
+    def stored_value(self, run: str, name: str, *, machine_id: str = "") -> Mapping[str, Any]:
+        """What a run stored under a name: {schema, value}; with ``machine_id`` only where that is the run's machine.
+
+        Raises NoSuchRun when it stored nothing of this name, or was of another machine.
+        """
         record = self.load(run)
+        if machine_id and record.machine_id != machine_id:
+            raise NoSuchRun(
+                f"run {record.run_id} is of another machine ({record.machine_id[:8] or 'one that is not known'}…, {record.host})",
+                hint="compare with a run of this machine, or with none",
+            )
         if name not in record.values:
             held = ", ".join(record.values) or "none"
             raise NoSuchRun(f"run {record.run_id} stored no value {name!r}", hint=f"its values are: {held}")

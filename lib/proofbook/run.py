@@ -104,8 +104,11 @@ class Memory(Protocol):
         """The newest completed run of a runbook on this machine that stored something under ``name``, and that."""
         ...
 
-    def stored_value(self, run_id: str, name: str) -> Mapping[str, Any]:
-        """The value that run ``run_id`` stored under ``name`` (schema, value). Raises NoSuchRun."""
+    def stored_value(self, run_id: str, name: str, *, machine_id: str = "") -> Mapping[str, Any]:
+        """The value that run ``run_id`` stored under ``name`` (schema, value); with ``machine_id`` only of that machine.
+
+        Raises NoSuchRun.
+        """
         ...
 
 
@@ -171,7 +174,7 @@ class NoMemory:
     def last_stored(self, machine_id: str, runbook: str, name: str) -> None:
         return None
 
-    def stored_value(self, run_id: str, name: str) -> Mapping[str, Any]:
+    def stored_value(self, run_id: str, name: str, *, machine_id: str = "") -> Mapping[str, Any]:
         raise NoSuchRun(f"there is no archive to look for run {run_id!r} in")
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from proofbook.errors import BadParameter
 from proofbook.intent import ContainerSpec, ServiceSpec
 from proofbook.inventory import HostSpec
-from proofbook.procedures.mtp_enablement import Parameters, accepts, kept_only_if
+from proofbook.model import Decision
+from proofbook.procedures.mtp_enablement import Parameters, accepts, decide, kept_only_if
 
 LLM = ContainerSpec(name="llm-two", kind="pct", id="102")
 QWEN = ServiceSpec(name="sglang-qwen.service", container="llm-two")
@@ -48,3 +51,16 @@ def test_the_rule_as_it_is_read() -> None:
     assert "holds for 30 min under load, 4 requests at once" in rule
     assert "measured at concurrency 1, 8 and gains at 8" in rule
     assert "control prompts (set " in rule
+
+
+def test_a_secret_is_no_variable_of_a_plan() -> None:
+    with pytest.raises(ValidationError, match="MYAPP_PASSWORD is the name of a secret"):
+        parameters(environment="A=1,MYAPP_PASSWORD=hunter2")
+    assert parameters(environment="A=1,NCCL_P2P_DISABLE=1").environment == "A=1,NCCL_P2P_DISABLE=1"
+
+
+def test_the_first_no_decides_also_after_a_resume() -> None:
+    refused = Decision(False, "FAIL_UNSTABLE", "it died under load")
+    run: Any = SimpleNamespace(earlier_decision=refused)
+    applied: Any = SimpleNamespace(outcome="done", facts={})
+    assert decide(run, applied) is refused

@@ -259,6 +259,9 @@ def test_the_last_kept_configuration_is_of_a_good_run_of_this_machine(outputs: P
     assert book.stored_value("000001", "baseline") == {"schema": 1, "value": {"v": "one"}}
     with pytest.raises(NoSuchRun, match="stored no value"):
         book.stored_value("000001", "other")
+    assert book.stored_value("000001", "baseline", machine_id=MACHINE)["schema"] == 1
+    with pytest.raises(NoSuchRun, match="of another machine"):
+        book.stored_value("000001", "baseline", machine_id="another")
     run_id, stored = book.last_stored(MACHINE, "reboot-verification", "baseline") or ("", {})
     assert (run_id[-6:], stored["value"]) == ("000003", {"v": "three"}), "of the newest that completed, however it was judged"
     assert book.last_stored("another", "reboot-verification", "baseline") is None

@@ -43,6 +43,7 @@ from proofbook.probes.sglang import Version
 from proofbook.probes.systemd import UnitProcess
 from proofbook.probes.unit_files import UnitFiles
 from proofbook.procedures.base import PlanDigest, Procedure, ProcedureParameters, refuse_nameless
+from proofbook.redact import secret_name
 from proofbook.run import Findings, Run
 from proofbook.view import Picture, accept_chart, gain_chart, start_chart
 
@@ -109,6 +110,10 @@ class Parameters(ProcedureParameters):
             name, equals, _ = text.partition("=")
             if not equals or not name.isidentifier():
                 raise ValueError(f"{text!r} is not NAME=value")
+            if secret_name(name):
+                raise ValueError(
+                    f"{name} is the name of a secret, whose value would stand in the plan; give it to the unit (EnvironmentFile=)"
+                )
         return value
 
     @property
@@ -471,9 +476,10 @@ def _start(run: Run) -> Picture | None:
 
 
 def decide(run: Run, applied: Applied, *findings: Findings) -> Decision:
-    """Keep it, or take it back, by the ladder; what was decided before stands."""
-    if _kept(applied) and run.earlier_decision is not None:
-        return run.earlier_decision
+    """Keep it, or take it back, by the ladder; what was decided before stands, and the first *no* decides."""
+    earlier = run.earlier_decision
+    if earlier is not None and (_kept(applied) or not earlier.keep):
+        return earlier
     if _there(applied):
         limits = tuple(f.reason for found in findings for f in found if f.check == NothingToChange.name)
         return Decision(True, NOTHING_TO_DO, limits[0] if limits else applied.summary, (f"not verified: {NOT_ASKED}",))

@@ -143,7 +143,8 @@ def _services(run: Run) -> tuple[tuple[ServiceSpec, ContainerSpec | None], ...]:
 
 
 def claims(run: Run) -> tuple[Check, ...]:
-    """What the machine says, and who is in the way."""
+    """What the machine says, and who is in the way. Raises NoSuchRun when there is nothing to compare with."""
+    _earlier(run)  # WHY now: later a service stands still already
     return PeerClaims(), GpusAreKnown(_services(run))
 
 
@@ -206,7 +207,7 @@ def _earlier(run: Run) -> tuple[str, Mapping[str, Any] | None]:
     if wanted == "last":
         found = run.memory.last_stored(run.host.identity.machine_id, run.about.runbook, _STORED)
         return (found[0], found[1]["value"]) if found else ("", None)
-    return wanted, run.memory.stored_value(wanted, _STORED)["value"]
+    return wanted, run.memory.stored_value(wanted, _STORED, machine_id=run.host.identity.machine_id)["value"]
 
 
 def _figures(before: Mapping[str, Any] | None) -> dict[tuple[tuple[str, str], str], Figure] | None:
