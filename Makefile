@@ -64,9 +64,9 @@ unit: $(READY)
 
 # make test-vm  the same on real machines: containers with a real systemd first, then virtual machines with a real kernel.
 #               Needs root on Debian, and packages that it names when they are missing.
-# One after another: the machines need both cores.
+# Boxes wait for each other's seconds, so that several are tested at once; a virtual machine needs every core.
 test-vm: $(READY)
-	$(RUN) PROOFBOOK_REAL=1 pytest -m box tests/real
+	$(RUN) PROOFBOOK_REAL=1 pytest -n 2 --dist loadfile -m box tests/real
 	$(RUN) PROOFBOOK_REAL=1 pytest -m vm tests/real
 
 # make format puts the code into the one format
