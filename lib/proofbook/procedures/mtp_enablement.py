@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, field_validator
 from proofbook.changes.nothing import NotToBeMade
 from proofbook.changes.unit_edit import UnitEdit
 from proofbook.changes.unit_file import EnableMTP, argv_digest
+from proofbook.checks.looking import counted
 from proofbook.checks.mtp import accepted as accepted_checks
 from proofbook.checks.mtp.asked import CanBeAsked
 from proofbook.checks.mtp.effect import took_effect
@@ -276,7 +277,7 @@ def kept_only_if(parameters: Parameters) -> str:
     again = ", also over the old configuration measured again" if parameters.measure_again else ""
     return (
         f"the control prompts (set {prompts().digest[:12]}) show accepted drafts and right answers; it holds for "
-        f"{parameters.stability_minutes:g} min under load, {_load(parameters)} requests at once; it is measured at concurrency "
+        f"{parameters.stability_minutes:g} min under load, {counted(_load(parameters), 'request')} at once; it is measured at concurrency "
         f"{', '.join(map(str, parameters.levels))} and gains at {wanted}, the whole 95 % interval above 1{again}"
     )
 
