@@ -275,9 +275,10 @@ def kept_only_if(parameters: Parameters) -> str:
     """By what it will be decided whether the change stays. It is part of the plan: an approval is for this rule."""
     wanted = ", ".join(map(str, parameters.wanted_levels)) or "any one of these"
     again = ", also over the old configuration measured again" if parameters.measure_again else ""
+    load = counted(_load(parameters), "request")
     return (
         f"the control prompts (set {prompts().digest[:12]}) show accepted drafts and right answers; it holds for "
-        f"{parameters.stability_minutes:g} min under load, {counted(_load(parameters), 'request')} at once; it is measured at concurrency "
+        f"{parameters.stability_minutes:g} min under load, {load} at once; it is measured at concurrency "
         f"{', '.join(map(str, parameters.levels))} and gains at {wanted}, the whole 95 % interval above 1{again}"
     )
 
