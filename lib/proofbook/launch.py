@@ -32,6 +32,9 @@ from proofbook.visible import json_text
 
 Tell = Callable[[Mapping[str, Any]], None]
 
+#: Outcomes of a change after which nothing of it is left open on the machine.
+_OVER = ("confirmed", "rolled-back", "restored", "nothing-to-do")
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -121,7 +124,10 @@ def launch(
     }
     with environment(settings), follower, _Stops(follower) as stops:
         trouble = _execute(notebook, typed.model_dump(), run_id)
-    return _outcome(book, run_id, runbook, spec.name, trouble, stopped=stops.asked, keys=keys)
+    try:
+        return _outcome(book, run_id, runbook, spec.name, trouble, stopped=stops.asked, keys=keys, left=follower.left)
+    except RecordError as error:  # a full disk, a record that somebody removed: what the machine was left with must still be said
+        return _without_record(runbook, spec.name, f"{error}{follower.left}")
 
 
 # -------------------------------------------------------------------------------------------- papermill
@@ -207,6 +213,21 @@ class _Follower(contextlib.AbstractContextManager["_Follower"]):
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="proofbook-follow", daemon=True)
         self.kernel_pid: int | None = None
+        self._begun = ""  # what was last asked of the machine, while a change is neither kept nor taken back
+        self._guarded = False
+
+    @property
+    def left(self) -> str:
+        """What the machine was left with when no record can say it, as the end of a message; "" when that is nothing."""
+        if not self._begun:
+            return ""
+        begun = f"\n  → run {self._run_id} had begun to change the machine (the last that was sent: {self._begun})"
+        if not self._guarded:
+            return f"{begun}: look what it does now before anything else"
+        return (
+            f"{begun}, and nothing was confirmed: its guard there takes it back when its time is over; "
+            "`systemctl list-timers 'proofbook-guard-*'` on the machine says when"
+        )
 
     def __enter__(self) -> _Follower:
         self._thread.start()
@@ -239,9 +260,17 @@ class _Follower(contextlib.AbstractContextManager["_Follower"]):
             entry = json.loads(line)
             if entry["event"] == "run.opened":
                 self.kernel_pid = entry["data"]["runner"]["pid"]
+            self._note(entry["event"], entry["data"])
             if self._tell is not None:
                 self._tell(entry)
         return offset + whole
+
+    def _note(self, event: str, data: Mapping[str, Any]) -> None:
+        if event == "act.intent" and "proofbook-lease" not in data["argv"]:
+            self._begun = str(data["what"])
+            self._guarded = self._guarded or "proofbook-guard" in data["argv"]
+        elif event == "applied" and data["outcome"] in _OVER:
+            self._begun, self._guarded = "", False
 
 
 def followed(book: archive.Archive, run_id: str, tell: Tell | None) -> contextlib.AbstractContextManager[Any]:
@@ -308,6 +337,7 @@ def _outcome(
     *,
     stopped: int,
     keys: Sequence[str] = (),
+    left: str = "",
 ) -> Outcome:
     redactor = Redactor()
     for key in filter(None, keys):
@@ -315,21 +345,8 @@ def _outcome(
     copy, trouble = executed[0], redactor.text(executed[1], "message")
     folder = _settle(book, run_id)
     if folder is None:
-        message = trouble or "the kernel ended before the run was opened"
-        code = exit_code(RunStatus.ABORTED, Verdict.UNKNOWN)
-        return Outcome(
-            None,
-            runbook,
-            host,
-            RunStatus.ABORTED,
-            Verdict.UNKNOWN,
-            None,
-            code,
-            [],
-            None,
-            None,
-            message,
-        )
+        gone = f"the record of run {run_id} is gone from {book.outputs}" if left else "the kernel ended before the run was opened"
+        return _without_record(runbook, host, (trouble or gone) + left)
     found = book.load(run_id)
     message = _what_went_wrong(found) or left_by_hand(found) or ("" if found.status == RunStatus.COMPLETED else trouble)
     if found.status == RunStatus.LOST:
@@ -361,6 +378,12 @@ def _outcome(
         not_verified=found.not_verified,
         **told(found),
     )
+
+
+def _without_record(runbook: str, host: str, message: str) -> Outcome:
+    """A run whose record was never opened, or cannot be read any more."""
+    code = exit_code(RunStatus.ABORTED, Verdict.UNKNOWN)
+    return Outcome(None, runbook, host, RunStatus.ABORTED, Verdict.UNKNOWN, None, code, [], None, None, message)
 
 
 def _quarantined(found: RunRecord, runbook: str, host: str, folder: Path) -> Outcome:

@@ -286,6 +286,8 @@ class Run:
         self._approved: dict[str, Approval] = {}
         self._used: set[str] = set()
         self._plan_seen: dict[str, datetime] = {}
+        self._written: dict[str, str] = {}  # digest of a plan → digest of what the journal holds of it
+        self._maybe_kept = False
         self._changes: dict[str, Change] = {}
         self._status = RunStatus.RUNNING
         self._conclusion: Mapping[str, Any] | None = None
@@ -418,6 +420,11 @@ class Run:
         acts = self._acts - self._custodial
         if not acts:
             return ". Nothing was changed on the machine" if self._custodial else ""
+        if self._unconfirmed is not None and self._maybe_kept:
+            return (
+                f". Keeping the change was asked for and its answer never came: it is kept, or its guard takes it back; "
+                f"`proofbook resume {self.about.run_id}` finds out, `proofbook rollback {self.about.run_id}` undoes it either way"
+            )
         if self._unconfirmed is not None:
             return (
                 f". The change was begun and not confirmed: its guard on the machine takes it back when its time is over; "
@@ -617,7 +624,8 @@ class Run:
             issued = datetime.now(UTC)
             self._changes[plan.digest] = change
             self._plan_seen[plan.digest] = issued
-            self._say("plan", {**msgspec.to_builtins(plan), "digest": plan.digest, "issued_at": issued.isoformat()}, durable=True)
+            about = {**msgspec.to_builtins(plan), "digest": plan.digest, "issued_at": issued.isoformat()}
+            self._written[plan.digest] = msgspec.convert(self._say("plan", about, durable=True), Plan).digest
             return PlanView(plan)
 
         view = self._step("plan", repr(change), title or f"What would change: {change.name}", do)
@@ -661,6 +669,16 @@ class Run:
         if plan.empty:
             self._say("gate", {"digest": plan.digest, "decision": "nothing-to-do", "approver": "", "how": "", "text": plan.title})
             return
+        if self._written.get(plan.digest, plan.digest) != plan.digest:
+            reason = (
+                "something in it is held for a secret, and is in no record; so no other run could go on with it or take it back"
+            )
+            refused = {"digest": plan.digest, "decision": "refused", "approver": approver, "how": "", "text": reason}
+            self._say("gate", refused, durable=True)
+            raise NotApproved(
+                f"{plan.title} cannot be approved: {reason}",
+                hint="look for [redacted: in the plan of the record: a password or key that is also a name there must be another",
+            )
         how = "parameter"
         before = self._earlier.approval(plan.digest) if self._earlier is not None else None
         if before is not None and self._earlier is not None:
@@ -882,11 +900,19 @@ class Run:
         if decision.keep:
             self.host.reopen()
             self.proven("a fresh login before the change is kept")
-            came_to = change.confirm(plan, hands, self.tell)
+            self._hold(hands)  # whoever broke our lease has the machine now, and may be at work on the same files
+            came_to = self._kept(change, plan, hands)
         else:
             came_to = change.rollback(plan, hands, self.tell)
         self.came_to(came_to)
         return came_to
+
+    def _kept(self, change: Change, plan: Plan, hands: _RunHands) -> Applied:
+        try:
+            return change.confirm(plan, hands, self.tell)
+        except (CannotTell, TransportError):
+            self._maybe_kept = True
+            raise
 
     def rollback(self, change: Change, plan: Plan) -> Applied:
         """Verb: undo what another run of ours had begun, from its plan."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from proofbook.changes import lease
+from proofbook.changes.unit_edit import Style
 from proofbook.changes.unit_file import EnableMTP, argv_digest, undo_splices, undone
 from proofbook.checks.mtp.speculation import Speculation
 from proofbook.errors import PlanDrifted
@@ -56,6 +57,21 @@ class Hands:
 
     def proven(self, note: str) -> None:
         self.told.append(note)
+
+
+@dataclass
+class Cut(Hands):
+    """The connection breaks at the first act: before it arrives, or before its answer does."""
+
+    arrives: bool = True
+
+    def act(self, what: str, do: Command, *, loss_expected: bool = False) -> Result | None:
+        first = not self.acts
+        self.acts.append(what)
+        if first and not self.arrives:
+            return None
+        result = self.host.transport.run(do)
+        return None if first else result
 
 
 @dataclass
@@ -142,6 +158,56 @@ def test_turned_on_kept_and_taken_back_later(lab: Lab) -> None:
     undone_ = change.rollback(plan, hands, hands.told.append)
     assert undone_.outcome == "rolled-back", undone_
     assert lab.files() == before
+
+
+@pytest.mark.parametrize(("style", "dies_before"), [*(("edit", n) for n in range(6)), ("drop-in", 3), ("drop-in", 5)])
+def test_undoing_a_kept_change_may_die_at_every_act_and_is_gone_on_with(style: Style, dies_before: int) -> None:
+    with machine("healthy") as lab:
+        before, change = lab.files(), lab.change(style=style)
+        plan = lab.plan(change)
+        hands = lab.hands()
+        assert change.apply(plan, hands, hands.told.append).outcome == "done"
+        assert change.confirm(plan, hands, hands.told.append).outcome == "confirmed"
+        dying = lab.hands(dies_before=dies_before)
+        with pytest.raises(RunnerDied):
+            change.rollback(plan, dying, dying.told.append)
+        on = lab.hands()
+        undone_ = change.rollback(plan, on, on.told.append)
+        assert undone_.outcome == "rolled-back", undone_
+        assert lab.files() == before
+        assert argv_digest(lab.argv()) == plan.settings["argv_before_sha256"]
+        assert not lab.ask(GuardState("r1", lab.container)).guarded
+        lab.host.clock.sleep(2 * plan.settings["guard_s"])
+        assert lab.files() == before, "no guard is left that would bring the change back"
+
+
+def test_the_way_by_hand_out_of_a_half_undone_kept_change(lab: Lab) -> None:
+    before, change = lab.files(), lab.change(style="edit")
+    plan, hands = lab.plan(change), lab.hands()
+    assert change.apply(plan, hands, print).outcome == "done"
+    assert change.confirm(plan, hands, print).outcome == "confirmed"
+    with pytest.raises(RunnerDied):
+        change.rollback(plan, lab.hands(dies_before=2), print)
+    path = plan.settings["files"][0]["path"]
+    on_the_machine(lab, "sh", "-c", f"echo '# theirs' >> {path}")
+    failed = change.rollback(plan, hands, hands.told.append)
+    assert failed.outcome == "rollback-failed"
+    assert failed.summary.startswith(f"not taken back: somebody else has changed {path} meanwhile")
+    by_hand(lab, failed)
+    assert lab.files() == before
+    assert on_the_machine(lab, "cat", f"{path}.theirs").endswith("# theirs\n")
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_the_answer_to_the_keeping_may_be_lost(lab: Lab, arrives: bool) -> None:
+    change, plan, _ = in_effect(lab)
+    cut = Cut(lab.host, arrives=arrives)
+    kept = change.confirm(plan, cut, cut.told.append)
+    assert (kept.outcome, kept.summary) == ("confirmed", f"{plan.title}: kept; its guard is gone")
+    assert any("the connection was lost while it is kept" in text for text in cut.told)
+    assert argv_digest(lab.argv()) == plan.settings["argv_sha256"]
+    lab.host.clock.sleep(2 * plan.settings["guard_s"])
+    assert argv_digest(lab.argv()) == plan.settings["argv_sha256"]
 
 
 def test_the_rule_for_keeping_it_is_part_of_what_is_approved(lab: Lab) -> None:
@@ -253,8 +319,9 @@ def test_a_start_that_dies_is_named_and_taken_back() -> None:
 # ------------------------------------------------------------------------------------ when it is not taken back
 
 
-def on_the_machine(lab: Lab, *argv: str) -> None:
-    lab.host.transport.run(command(*lab.container.enter(), *argv, root=True)).expect()
+def on_the_machine(lab: Lab, *argv: str) -> str:
+    text: str = lab.host.transport.run(command(*lab.container.enter(), *argv, root=True)).expect()
+    return text
 
 
 def by_hand(lab: Lab, applied: Applied) -> None:
@@ -335,7 +402,8 @@ def test_a_file_that_somebody_else_wrote_after_the_guard_had_fired(lab: Lab) -> 
     failed = change.rollback(plan, hands, hands.told.append)
     assert failed.outcome == "rollback-failed"
     assert any(one.startswith(f"{path} was written by somebody else (sha256 ") for one in failed.facts["in_the_way"])
-    assert f"pct exec 102 -- rm -f -- {path}" in failed.facts["by_hand"]
+    saved, removed = f"pct exec 102 -- cp -p -- {path} {path}.theirs", f"pct exec 102 -- rm -f -- {path}"
+    assert [line for line in failed.facts["by_hand"] if path in line] == [saved, removed], "saved before it is removed"
 
 
 def test_a_run_that_holds_the_machine_is_named(lab: Lab) -> None:

@@ -48,6 +48,7 @@ class FakeSglang:
     accept: float | None = None
     info: dict[str, Any] = field(default_factory=lambda: {"version": "0.5.10", "model_path": "/m", "tp_size": 4})
     info_path: str = "/server_info"
+    headers: dict[str, str] = field(default_factory=dict)
     flush_status: int = 200
     key: str = ""
     brought: list[str] = field(default_factory=list)
@@ -124,6 +125,8 @@ class _Handler(BaseHTTPRequestHandler):
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
         self.send_header("content-length", str(len(data)))
+        for name, value in self.fake.headers.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)
 

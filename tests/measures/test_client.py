@@ -75,6 +75,22 @@ def test_nobody_listens(clock: Any) -> None:
     assert reply.problem.startswith("no connection")
 
 
+def test_what_a_server_sets_comes_back_in_no_request(bench: Any, sglang: Any) -> None:
+    sglang.headers["Set-Cookie"] = "a=\xe9\xff"
+    replies = asked(bench, *[Ask.generate(WARM)] * 3, at_once=2)
+    assert [r.trouble for r in replies] == [""] * 3
+
+
+def test_an_answer_that_breaks_the_reader_is_no_traceback(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: Any) -> Any:
+        raise UnicodeEncodeError("ascii", "é", 0, 1, "not in range")
+
+    monkeypatch.setattr(Client, "_send", broken)
+    replies = asked(bench, *[Ask.generate(WARM)] * 3, at_once=2)
+    assert [r.trouble for r in replies] == ["unreadable"] * 3
+    assert replies[0].problem.startswith("its answer could not be read: UnicodeEncodeError: 'ascii' codec")
+
+
 def test_an_http_error_is_an_answer(bench: Any, sglang: Any) -> None:
     sglang.before_answer = lambda _n, _body: 503
     (reply,) = asked(bench, Ask.generate(WARM))

@@ -79,6 +79,9 @@ def test_an_answer_of_one_token_tells_nothing_of_speculation() -> None:
         (reply({**GOOD, "completion_tokens": "256"}), "answer", "no token"),
         (reply({**GOOD, "finish_reason": {"type": "abort", "message": "out of slots"}}), "aborted", "out of slots"),
         (reply({**GOOD, "finish_reason": {"type": "abort"}}), "aborted", "no reason given"),
+        (reply({**GOOD, "completion_tokens": 4000}), "answer", "generated 4000 tokens where 256 were asked for"),
+        (reply(body=b"[" * 100_000), "answer", "not one of /generate"),
+        (reply({**GOOD, "completion_tokens": int("9" * 400)}), "answer", "has no token"),
         (reply(http=500, body=b'{"error": {"message": "NaN in the logits"}}'), "http", "HTTP 500: NaN in the logits"),
         (reply(http=422, body=b'{"detail": "bad schema"}'), "http", "HTTP 422: bad schema"),
         (reply(http=401, body=b""), "unauthorized", "HTTP 401: no text"),
@@ -238,6 +241,29 @@ def test_a_flush_that_is_refused_is_tried_again_and_then_told(live: Live, sglang
     assert live.flush() is False
     assert sglang.flushes == 5
     assert clock.slept == [1.0] * 5
+
+
+@pytest.mark.parametrize("digits", [20, 400, 5000])
+def test_a_number_without_end_is_none(digits: int) -> None:
+    request = request_of(
+        reply(body=(b'{"text": "1", "meta_info": {"completion_tokens": 3, "e2e_latency": %s}}' % (b"9" * digits)))
+    )
+    assert (request["ok"], request["tokens"], request["e2e_s"]) == (True, 3, None)
+
+
+@pytest.mark.parametrize("states", [7, "7", None, [7, None, {"avg_spec_accept_length": 10**30}]])
+def test_whatever_a_server_says_of_its_state(live: Live, sglang: Any, states: Any) -> None:
+    sglang.info["internal_states"] = states
+    assert live.config()["effective_max_running"] is None
+
+
+def test_a_servers_time_far_shorter_than_the_wait_is_not_believed(bench: Any, service: Any, sglang: Any) -> None:
+    bench.host.clock = WallClock()
+    with on_the_bench(Baseline(service), bench, service, None, 60) as live:
+        requests: list[dict[str, Any]] = [{**request_of(reply()), "e2e_s": 0.001, "client_s": 9.0}]
+        live._judge("load", requests, 1)
+    assert any("far shorter than was waited for here (first: 0.001 s against 9.000 s)" in p for p in live.problems)
+    assert requests[0]["s_per_token"] is None, "no figure is made of it"
 
 
 def test_a_servers_time_longer_than_the_wait_is_not_believed(bench: Any, service: Any, sglang: Any) -> None:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from proofbook.changes.guard import GuardStatus
+from proofbook.checks.p2p import ValidlyRun
 from proofbook.errors import ConnectionLost, TransportError
 from proofbook.measures.p2p import FOLDER, Matrix, figures_from
-from proofbook.model import Command, Identity, Observation, Probe, Result, Seen
+from proofbook.model import Command, Identity, Observation, Probe, Result, Seen, Verdict
+from proofbook.probes.change_state import GuardState
 from proofbook.probes.iommu import IommuFacts, IommuGroup, IommuGroups
+from proofbook.probes.memory import GpuProcess, GpuProcesses
 from proofbook.probes.p2p import Topology, TopologyFacts
 
 A, B = "0000:01:00.0", "0000:41:00.0"
 BOOT, OTHER = "1" * 32, "2" * 32
+GUARD = GuardState("r1")
 MIB = 1048576
 PATHS = ("ce-push", "ce-pull", "sm-store", "sm-load", "staged")
 CLOCKS = {"monotonic_s": 1.0, "utc": 1.0}
@@ -92,8 +98,12 @@ class Machine:
 
 
 class Bench:
-    def __init__(self, machine: Machine) -> None:
+    def __init__(
+        self, machine: Machine, guards: Sequence[GuardStatus] = (), on_the_gpus: tuple[GpuProcess, ...] | str = ()
+    ) -> None:
+        """``guards``: how the guard stands, each time it is asked. ``on_the_gpus``: who computes at the end, or why not known."""
         self.host: Any = machine
+        self.guards, self.on_the_gpus = list(guards), on_the_gpus
         self.kept: list[Result] = []
         self.notes: list[str] = []
         self.told: list[str] = []
@@ -106,6 +116,10 @@ class Bench:
         )  # fmt: skip
         groups = {n: IommuGroup("DMA-FQ", (pci,)) for n, pci in enumerate((A, B))}
         values: dict[Probe[Any], Any] = {Topology(): topology, IommuGroups(): IommuFacts(groups, dict.fromkeys((A, B), "DMA-FQ"))}
+        if not isinstance(self.on_the_gpus, str):
+            values[GpuProcesses()] = self.on_the_gpus
+        if GUARD in probes:
+            values[GUARD] = self.guards.pop(0)
         return Seen(Observation(p, values.get(p), "" if p in values else "not asked here", self.host.now(), BOOT) for p in probes)
 
     def keep_answer(self, name: str, answer: Result) -> str:
@@ -119,8 +133,8 @@ class Bench:
         self.told.append(text)
 
 
-def taken(machine: Machine, **more: Any) -> tuple[Any, Bench]:
-    bench: Any = Bench(machine)
+def taken(machine: Machine, bench: Any = None, **more: Any) -> tuple[Any, Bench]:
+    bench = bench or Bench(machine)
     found = Matrix(run_id="r1", sizes=(4, MIB), repeats=1, phases=("pairs",), **more).take(bench)
     json.dumps(dict(found.value), allow_nan=False)
     return found, bench
@@ -140,6 +154,54 @@ def test_what_the_probe_said_becomes_a_matrix() -> None:
 def test_only_the_pairs_of_chosen_gpus_are_asked_for() -> None:
     _, bench = taken(Machine(lines(events())), gpus=(A, B))
     assert json.loads(bench.host.asked[0].argv[3])["pairs"] == [[A, B], [B, A]]
+
+
+def waits(left_s: int) -> GuardStatus:
+    guard = {"ActiveState": "active", "UnitFileState": "enabled"}
+    return GuardStatus("armed", datetime.now(UTC), "sglang-qwen.service", left_s=left_s, guard=guard)
+
+
+def test_no_window_is_begun_that_could_outlast_the_guard() -> None:
+    machine = Machine(lines(events()))
+    found, bench = taken(machine, Bench(machine, [waits(600), waits(500)]), guard=GUARD, pair_deadline_s=60.0, grace_s=5.0)
+    assert json.loads(bench.host.asked[0].argv[3])["most_s"] == 600 - (60 + 30 + 5 + 30)
+    assert (found.value["run"]["disturbed"], found.value["judged"]["allowed"]) == ([], True)
+
+
+@pytest.mark.parametrize(
+    ("guard", "says"),
+    [
+        (waits(100), "comes back in 100 s, and one window may take 185 s"),
+        (replace(waits(100), state="fired"), "is not held back by a guard that waits"),
+    ],
+)
+def test_nothing_is_tested_when_the_guard_leaves_no_time(guard: GuardStatus, says: str) -> None:
+    machine = Machine(lines(events()))
+    found, bench = taken(machine, Bench(machine, [guard, guard]), guard=GUARD)
+    assert bench.host.asked == []
+    assert says in found.value["run"]["refused"]
+    assert found.value["judged"]["allowed"] is None
+
+
+def test_a_service_that_came_back_in_the_middle_spoils_it() -> None:
+    machine, fired = Machine(lines(events())), replace(waits(0), state="fired")
+    server = GpuProcess(4711, A, "sglang::scheduler", None, "", None, None)
+    found, _ = taken(machine, Bench(machine, [waits(6000), fired], (server,)), guard=GUARD)
+    who = [
+        "the guard has brought sglang-qwen.service back in the middle of it (fired)",
+        f"sglang::scheduler (pid 4711) is on {A}",
+    ]
+    assert found.value["run"]["disturbed"] == who
+    assert found.value["judged"]["allowed"] is None, "every copy was right, and that counts for nothing"
+    (failed,) = [f for f in ValidlyRun(found).judge(Seen()) if f.verdict is Verdict.FAIL]
+    assert who[0] in failed.reason
+
+
+def test_whether_it_was_alone_may_not_be_known() -> None:
+    machine = Machine(lines(events()))
+    found, _ = taken(machine, Bench(machine, on_the_gpus="not told"))
+    assert found.value["run"]["company_not_known"] == "who is on the GPUs: not asked here"
+    assert Verdict.UNKNOWN in {f.verdict for f in ValidlyRun(found).judge(Seen())}
 
 
 def test_lost_data_is_found_and_no_problem_of_the_measure() -> None:

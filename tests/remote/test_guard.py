@@ -471,6 +471,39 @@ def test_a_full_disk_cannot_keep_the_old_files_away(change: Change) -> None:
     assert change.root.is_active(UNIT) == "active"
 
 
+def test_what_somebody_else_wrote_is_kept(in_each_shell: Change) -> None:
+    change = in_each_shell
+    change.until("install")
+    change.unit.write_bytes(b"theirs\n")
+    fired = change.do("fire")
+    (kept,) = map(Path, fired.kept)
+    assert (kept.parent, kept.read_bytes()) == (change.root.proofbook / "changes" / RUN, b"theirs\n")
+    assert (change.is_now(), fired.fired_by) == ("old", "a run")
+
+
+@pytest.mark.parametrize("fails", ["at once", "half-way"])
+def test_what_somebody_else_wrote_is_kept_on_a_full_disk_too(change: Change, fails: str) -> None:
+    change.until("install")
+    change.unit.write_bytes(b"theirs\n")
+    half = 'for last; do :; done\ntouch "$last"\n' if fails == "half-way" else ""
+    change.root.script("cp", f"#!/bin/sh\n{half}echo No space left on device >&2\nexit 1\n")
+    fired = change.do("fire")
+    (kept,) = map(Path, fired.kept)
+    assert (kept.parent, kept.read_bytes()) == (change.unit.parent, b"theirs\n")
+    assert kept.suffix not in {".service", ".conf"}, "systemd reads it as nothing"
+    assert change.unit.read_bytes() == OLD and not change.drop_in.exists()
+
+
+def test_what_cannot_be_kept_is_not_overwritten(change: Change) -> None:
+    change.until("install")
+    change.unit.write_bytes(b"theirs\n")
+    change.root.script("cp", "#!/bin/sh\nexit 1\n")
+    change.root.script("mv", f'#!/bin/sh\ncase "$*" in *.theirs.*) exit 1 ;; esac\nexec {shutil.which("mv")} "$@"\n')
+    failed = change.refused("fire")
+    assert (failed.state, change.unit.read_bytes()) == ("failed", b"theirs\n")
+    assert any("was written by somebody else and cannot be kept" in line for line in failed.log)
+
+
 def test_an_immutable_file_is_named_and_tried_again(change: Change) -> None:
     change.until("install")
     if subprocess.run(["chattr", "+i", change.unit], capture_output=True, check=False).returncode:

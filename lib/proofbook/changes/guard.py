@@ -129,9 +129,16 @@ class Guard:
         raise GuardRefused(message, hint=f"what the machine did is in {self.folder}/log; its guard is {self.timer}")
 
     def by_hand(
-        self, files: Sequence[FileChange | GuardedFile], *, was_active: bool = True, done: Collection[str] = ()
+        self,
+        files: Sequence[FileChange | GuardedFile],
+        *,
+        was_active: bool = True,
+        done: Collection[str] = (),
+        forwards: bool = False,
     ) -> tuple[str, ...]:
-        """Lines for a root shell on the host that take the change back when nothing else can. ``done``: paths that are old again.
+        """Lines for a root shell on the host that take the change back when nothing else can. ``done``: paths that are right.
+
+        ``forwards``: they bring the new files instead, for a guarded change that is itself the undoing of one.
 
         The guard is disarmed last: until then it may still succeed by itself.
         """
@@ -140,11 +147,13 @@ class Guard:
         for n, one in enumerate(files, 1):
             if one.path in done:
                 continue
-            if one.old_sha256 is None:
+            wanted = one.new_sha256 if forwards else one.old_sha256
+            if wanted is None:
                 lines.append(("rm", "-f", "--", one.path))
+            elif forwards:  # without -p: what came from elsewhere has neither the file's mode nor its owner
+                lines += [("cp", "--", f"{self.folder}/new/{n}", one.path), ("sha256sum", one.path)]
             else:
-                lines.append(("cp", "-p", "--", f"{self.folder}/old/{n}", one.path))
-                lines.append(("sha256sum", one.path))  # must say old_sha256
+                lines += [("cp", "-p", "--", f"{self.folder}/old/{n}", one.path), ("sha256sum", one.path)]
         lines.append(("systemctl", "daemon-reload"))
         if self.unit:
             lines += [("systemctl", "reset-failed", self.unit), ("systemctl", "restart" if was_active else "stop", self.unit)]

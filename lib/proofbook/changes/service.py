@@ -188,7 +188,7 @@ class _Acting:
     def start_again(self) -> Applied:
         """The service back, by the guard's own way; then it must serve."""
         try:
-            self._fire()
+            early = self._fire()
             followed = follow_start(
                 self.hands, self._service(), self.container, before="", patience_s=float(self.settings["ready_s"]), tell=self.tell
             )  # fmt: skip
@@ -197,11 +197,20 @@ class _Acting:
         if not followed.ready:
             return self._by_hand(f"{self.unit} was started and does not serve: {followed.why}")
         summary = f"{self.unit} was started again and is ready after {followed.seconds:.0f} s"
-        return Applied(self.plan, "restored", summary, followed.facts())
+        if early:
+            summary = f"{early}; it is ready, {followed.seconds:.0f} s after its start"
+        return Applied(self.plan, "restored", summary, followed.facts() | ({"guard": early} if early else {}))
 
-    def _fire(self) -> None:
-        """Remove the drop-in and start it; a connection that breaks meanwhile changes nothing of that."""
-        status = self._status()
+    def _fire(self) -> str:
+        """Remove the drop-in and start it; a connection that breaks meanwhile changes nothing of that.
+
+        Returns words when the machine had done so before it was asked.
+        """
+        status, early = self._status(), ""
+        if status.fired_by == "its time":
+            at = f" at {status.outcome_at:%H:%M:%S} UTC" if status.outcome_at is not None else ""
+            early = f"the guard had started {self.unit} by itself{at}, before the test was over"
+            self.tell(early)
         if status.state in ("staged", "armed", "firing", "failed"):
             result = self.hands.act("remove the drop-in and start the service", self.guard.fire(), loss_expected=True)
             if result is not None:
@@ -211,6 +220,7 @@ class _Acting:
             status = self._status()
         if status.state == "fired":
             self._guarded("remove what was kept for taking it back", self.guard.clean())
+        return early
 
     def _await(self) -> None:
         self.tell("the connection was lost while the service is started again; the machine goes on by itself")

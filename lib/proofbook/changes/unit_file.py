@@ -462,10 +462,18 @@ class _Acting:
 
     def _fired_before(self, status: GuardStatus) -> Applied:
         """The machine has taken it back by itself, or tries to: that is seen through to its end, and nothing is applied again."""
-        by_itself = f"the guard on the machine took this change back by itself{_at(status)}, since nobody had kept it in time"
-        self.tell(f"{by_itself}; it is not applied again")
+        match status.fired_by:
+            case "its time":
+                before = (
+                    f"the guard on the machine took this change back by itself{_at(status)}, since nobody had kept it in time"
+                )
+            case "a run":
+                before = f"a run had this change taken back before it ended{_at(status)}"
+            case _:
+                before = f"this change was taken back on the machine before{_at(status)}"
+        self.tell(f"{before}; it is not applied again")
         seen = self.rollback()
-        return replace(seen, summary=f"{by_itself}; {seen.summary}")
+        return replace(seen, summary=f"{before}; {seen.summary}")
 
     def _stage(self) -> None:
         files = self._bytes()
@@ -666,10 +674,26 @@ class _Acting:
     # -------------------------------------------------------------------------------------------------- keeping
 
     def confirm(self) -> Applied:
-        status = self.guarded("keep the change: take the guard away", self.guard.confirm())
+        result = self.hands.act("keep the change: take the guard away", self.guard.confirm(), loss_expected=True)
+        status = self.guard.done(result) if result is not None else self._kept_after_all()
         return self._applied(
             "confirmed", f"{self.plan.title}: kept; its guard is gone", guard=status.state, outcome=status.outcome
         )
+
+    def _kept_after_all(self) -> GuardStatus:
+        """How the keeping ended when its answer was lost. Raises GuardRefused, CannotTell."""
+        self._back_again("it is kept")
+        status = self.status()
+        if status.state == "none" and status.outcome == "confirmed":
+            return status
+        return self.guarded("keep the change, again", self.guard.confirm())
+
+    def _back_again(self, meanwhile: str) -> None:
+        """Wait for the machine after a connection that broke ``meanwhile``. Raises CannotTell when it does not come back."""
+        self.tell(f"the connection was lost while {meanwhile}; the machine goes on by itself")
+        if self.hands.host.await_up(patience_s=600, tell=self.tell) is None:
+            raise CannotTell(f"the machine does not answer any more since the connection was lost while {meanwhile}")
+        self.hands.proven("after a lost connection")
 
     # -------------------------------------------------------------------------------------------- backwards
 
@@ -681,6 +705,8 @@ class _Acting:
 
     def _rollback(self) -> Applied:
         status = self.status()
+        if self._undoes(status):
+            return self._take_back_kept_on(status)
         if status.state == "none" and status.outcome != "fired":
             now = self.look_files()
             if not self._all_old(now):
@@ -699,10 +725,7 @@ class _Acting:
         if result is not None:
             self.guard.done(result)
             return
-        self.tell("the connection was lost while the change is taken back; the machine goes on by itself")
-        if self.hands.host.await_up(patience_s=600, tell=self.tell) is None:
-            raise CannotTell("the machine does not answer any more, so whether it took the change back is not known")
-        self.hands.proven("after a lost connection")
+        self._back_again("the change is taken back")
         status = self.status()
         if status.state not in ("fired",) and status.outcome != "fired":
             self.guarded("take the change back, again", self.guard.fire())
@@ -725,10 +748,12 @@ class _Acting:
             return self._by_hand(f"the old files are back, and process {running.pid} does not run the old command")
         status = self.status()
         summary = f"the old files are back byte for byte, and {self.service.spec} serves with the old command again"
-        if any("neither old nor new" in line for line in status.log):
+        if status.kept:
             # WHY it is not cleared away: it may be the only copy of what somebody else wrote.
-            self.facts["written_by_others"] = self.guard.folder
-            return self._applied("rolled-back", f"{summary}; what somebody else had written there is kept in {self.guard.folder}")
+            self.facts["written_by_others"] = list(status.kept)
+            return self._applied(
+                "rolled-back", f"{summary}; what somebody else had written there is kept: {', '.join(status.kept)}"
+            )
         if status.state in ("fired", "staged"):
             self.guarded("remove what was kept for taking it back", self.guard.clean())
         return self._applied("rolled-back", summary)
@@ -763,6 +788,32 @@ class _Acting:
         seconds = int(self.settings["guard_s"])
         self.guarded("keep the present files and bring the old ones", self.guard.stage(files))
         self.guarded(f"arm the guard for {seconds / 60:g} min", self.guard.arm(seconds))
+        return self._old_in_effect()
+
+    def _undoes(self, status: GuardStatus) -> bool:
+        """Whether the guard is that of a kept change's undoing: its "new" files are the old ones of the plan."""
+        undoing = [(f["path"], f["new_sha256"], f["old_sha256"]) for f in self.settings["files"]]
+        return [(f.path, f.old_sha256, f.new_sha256) for f in status.files] == undoing
+
+    def _take_back_kept_on(self, status: GuardStatus) -> Applied:
+        """Go on with the undoing of a kept change that another run had begun: forwards, for its guard brings the change back."""
+        self.tell(f"another run had begun to undo this kept change ({status.state}); it is gone on with")
+        if status.state in ("staged", "armed") and _others(status):
+            return self._by_hand(f"somebody else has changed {', '.join(_others(status))} meanwhile")
+        if status.state == "confirmed":
+            self.guarded("finish taking the guard away", self.guard.confirm())
+            return self._proven_old()
+        if status.state == "armed":
+            self.guarded("give the guard its whole time again", self.guard.extend(int(self.settings["guard_s"])))
+            return self._old_in_effect()
+        if status.state in ("firing", "failed"):
+            self._fire()  # it must come to an end before anything else is put in place
+        if status.state != "staged":
+            self.guarded("remove what was kept for bringing the change back", self.guard.clean())
+        return self._take_back_kept(self.look_files())
+
+    def _old_in_effect(self) -> Applied:
+        """Put the old files of a kept change in place, under a guard that would bring the change back, and prove them."""
         self.guarded("put the old files in place", self.guard.install())
         stop_unit(self.hands, self.unit, self.container)
         wait_stopped(
@@ -789,7 +840,7 @@ class _Acting:
         now, obstacles = self._files_now(), self._obstacles()
         way = [*self._lease_of_another(), *self._strange_files(now), *(o.what for o in obstacles), *self._in_the_way()]
         way = way or self._last_words() or [why]
-        lines = [*(typed(o, self.container) for o in obstacles), *self._saving(), *self._restoring(now)]
+        lines = [*(typed(o, self.container) for o in obstacles), *self._saving(now), *self._restoring(now)]
         look = " ".join(systemctl(self.container, "status", self.unit).argv)
         also = f"; in its way: {'; '.join(way[:3])}" if way != [why] else ""
         return self._applied("rollback-failed", f"not taken back: {why}{also}", why=why, in_the_way=way, by_hand=[*lines, look])
@@ -834,17 +885,23 @@ class _Acting:
             return []
         return [f"the guard {self.guard.timer} says: {line.partition(' ')[2]}" for line in self.last.log[-2:]]
 
-    def _saving(self) -> list[str]:
+    def _saving(self, now: UnitFileSet | None) -> list[str]:
         """Keep what somebody else wrote. systemd reads no file of that name."""
-        if self.last is None:
-            return []
-        return [shlex.join(self._inside("cp", "-p", "--", path, f"{path}.theirs")) for path in _others(self.last)]
+        if now is None:
+            theirs = _others(self.last) if self.last is not None else []
+        else:
+            ours = {f["path"]: (f["old_sha256"], f["new_sha256"]) for f in self.settings["files"]}
+            theirs = [path for path, known in ours.items() if (file := now.get(path)) is not None and file.sha256 not in known]
+        return [shlex.join(self._inside("cp", "-p", "--", path, f"{path}.theirs")) for path in theirs]
 
     def _restoring(self, now: UnitFileSet | None) -> list[str]:
         files = [GuardedFile(f["path"], "other", f["old_sha256"], f["new_sha256"]) for f in self.settings["files"]]
         done = {
             f.path for f in files if now is not None and (there.sha256 if (there := now.get(f.path)) else None) == f.old_sha256
         }
+        if self.last is not None and self._undoes(self.last):
+            turned = [GuardedFile(f.path, f.content, f.new_sha256, f.old_sha256) for f in files]
+            return list(self.guard.by_hand(turned, done=done, forwards=True))
         if self.last is None or self.last.state != "none":
             return list(self.guard.by_hand(files, done=done))
         # A change that was kept, or taken back and cleared away, has left no old bytes on the machine, and no guard.

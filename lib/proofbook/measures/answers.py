@@ -7,12 +7,11 @@ differently. An answer that is determined strongly (``must_agree``) has no such 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proofbook.measures.client import Reply
+from proofbook.measures.client import Reply, from_json
 from proofbook.measures.prompts import PromptSet
 
 __all__ = ["agreement", "all_same", "answer_of", "counts_on", "is_of_form", "parting"]
@@ -95,9 +94,9 @@ def counts_on(text: str, first: int = 1, step: int = 1, at_least: int = 20) -> t
 def is_of_form(text: str, schema: str) -> tuple[bool, str]:
     """Whether ``text`` is a JSON object with the required keys and types of ``schema`` (flat, as the control prompt's)."""
     kinds: dict[str, type | tuple[type, ...]] = {"string": str, "integer": int, "boolean": bool, "number": (int, float)}
-    wanted = json.loads(schema)
+    wanted = from_json(schema)
     try:
-        said = json.loads(text)
+        said = from_json(text)
     except ValueError as error:
         return False, f"it is no JSON: {error}"
     if not isinstance(said, dict):

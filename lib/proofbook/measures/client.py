@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,13 +23,24 @@ import httpx
 from proofbook.measures.prompts import Prompt
 from proofbook.transports.base import Clock
 
-__all__ = ["Ask", "Client", "Reply"]
+__all__ = ["Ask", "Client", "Reply", "from_json"]
 
 #: How often an open request looks whether its deadline has passed (seconds).
 _LOOK_EVERY_S = 0.1
 
 #: Of an answer, at most this much is read; a server that streams without an end must not fill the runner's memory.
 _MOST_BYTES = 8 * 1024 * 1024
+
+#: An integer of more digits counts nothing here; it stays text, since some readers of a record can hold no more than 64 bits.
+_MOST_DIGITS = 18
+
+
+def from_json(data: bytes | str) -> Any:
+    """JSON that a server made. Raises ValueError, also for what is nested so deep that the parser gives up."""
+    try:
+        return json.loads(data, parse_int=lambda digits: int(digits) if len(digits) <= _MOST_DIGITS else digits)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +63,8 @@ class Ask:
 class Reply:
     """What one request came to. ``trouble`` is "" when there is a whole HTTP answer, whatever its status.
 
-    ``trouble``: refused (no connection) · closed (it broke) · deadline · too-big · unreachable (anything else on the way).
+    ``trouble``: refused (no connection) · closed (it broke) · deadline · too-big · unreadable (no answer of HTTP) · unreachable
+    (anything else on the way).
     ``client_s`` are real seconds here; ``began`` is the host's clock.
     """
 
@@ -69,7 +82,7 @@ class Reply:
 
     def json(self) -> Any:
         """The body as JSON. Raises ValueError."""
-        return json.loads(self.body)
+        return from_json(self.body)
 
 
 @dataclass
@@ -108,6 +121,8 @@ class Client:
             },
             # WHY: a proxy from the environment must not get what belongs on loopback.
             trust_env=False,
+            # Each request is the first that the server sees of us: what it sets comes back in none.
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
         )
         return self
 
@@ -188,6 +203,8 @@ class Client:
             return reply(trouble=trouble, problem=problem)
         except _TooBig:
             return reply(trouble="too-big", problem=f"the answer is longer than {_MOST_BYTES} bytes")
+        except Exception as error:  # whatever a server sends (a header of odd bytes is enough) costs this request, not the run
+            return reply(trouble="unreadable", problem=f"its answer could not be read: {type(error).__name__}: {error}")
         finally:
             await _cancelled(sending)
 

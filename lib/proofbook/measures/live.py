@@ -59,6 +59,10 @@ _DYING_S = 5.0
 
 #: The server's own time may exceed what was waited for here by this factor (its clock and ours tick apart a little).
 _CLOCKS_AGREE = 1.05
+#: Of what was waited for here, the server's own time must be this part, but for so many seconds on the way.
+_LEAST_OF_WAIT, _ON_THE_WAY_S = 0.5, 2.0
+#: Drafts that are accepted in the last step may take an answer beyond what was asked for by about as many tokens.
+_OVERSHOOT = 32
 
 
 # ------------------------------------------------------------------------------------------------- reading answers
@@ -93,7 +97,17 @@ def request_of(reply: Reply) -> dict[str, Any]:
     meta = answer.get("meta_info") if isinstance(answer, dict) else None
     if not isinstance(meta, dict) or not isinstance(answer.get("text"), str):
         return said | {"trouble": "answer", "problem": "the answer is not one of /generate (no text, or no meta_info)"}
-    return said | _read(meta)
+    return said | _believed(_read(meta), prompt.max_tokens if prompt else None)
+
+
+def _believed(read: dict[str, Any], asked_for: int | None) -> dict[str, Any]:
+    """A Request whose counts can be true; one that claims more tokens than were asked for is no answer to count with."""
+    tokens = read["tokens"]
+    if not read["ok"] or asked_for is None or tokens <= asked_for + _OVERSHOOT:
+        return read
+    problem = f"the server says that it generated {tokens} tokens where {asked_for} were asked for; its counts cannot be believed"
+    nothing = dict.fromkeys(("tokens", "s_per_token", "accept_length"))
+    return read | nothing | {"ok": False, "trouble": "answer", "problem": problem}
 
 
 def _read(meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,7 +289,7 @@ class Live:
         name = f"{self.name}-{len(self.evidence) + 1:02d}-{what.replace(' ', '-')}.jsonl"
         self.evidence.append(self.bench.keep(name, lines, f"{what}: every request and its answer as it came"))
 
-    def _judge(self, what: str, requests: Sequence[Mapping[str, Any]], asked: int) -> None:
+    def _judge(self, what: str, requests: Sequence[dict[str, Any]], asked: int) -> None:
         bad = [r for r in requests if not r["ok"]]
         if bad:
             good = len(requests) - len(bad)
@@ -284,12 +298,17 @@ class Live:
         self.refused = self.refused or next((r["problem"] for r in bad if r["trouble"] == "unauthorized"), "")
         # WHY only there: a simulated host's clock is not ours, so its seconds and ours need not agree.
         if isinstance(self.bench.host.clock, WallClock):
-            odd = [r for r in requests if r["e2e_s"] is not None and r["e2e_s"] > r["client_s"] * _CLOCKS_AGREE + 0.05]
-            if odd:
-                self.problems.append(
-                    f"{what}: for {len(odd)} request(s) the server says that it took longer than was waited for here "
-                    f"(first: {odd[0]['e2e_s']:.3f} s against {odd[0]['client_s']:.3f} s); its times cannot be believed"
-                )
+            timed = [r for r in requests if r["e2e_s"] is not None]
+            longer = [r for r in timed if r["e2e_s"] > r["client_s"] * _CLOCKS_AGREE + 0.05]
+            shorter = [r for r in timed if r["e2e_s"] + _ON_THE_WAY_S < r["client_s"] * _LEAST_OF_WAIT]
+            for odd, than in ((longer, "longer"), (shorter, "far shorter")):
+                if odd:
+                    self.problems.append(
+                        f"{what}: for {len(odd)} request(s) the server says that it took {than} than was waited for here "
+                        f"(first: {odd[0]['e2e_s']:.3f} s against {odd[0]['client_s']:.3f} s); its times cannot be believed"
+                    )
+                for request in odd:  # no figure is made of them
+                    request |= dict.fromkeys(("e2e_s", "s_per_token"))
 
     def flush(self) -> bool:
         """Empty the prefix cache, so that no prompt is answered from an earlier asking. False: the server did not say yes."""
@@ -371,7 +390,8 @@ def _raw(reply: Reply) -> dict[str, Any]:
 
 
 def _config(said: Mapping[str, Any]) -> dict[str, Any]:
-    states = [s for s in said.get("internal_states") or [] if isinstance(s, dict)]
+    listed = said.get("internal_states")
+    states = [s for s in listed if isinstance(s, dict)] if isinstance(listed, list) else []
     arguments = {k: v for k, v in said.items() if k not in ("internal_states", "launch_command", "scheduler_info")}
     found = {name: said.get(name) for name in CONFIG}
     # WHY two names: --mamba-scheduler-strategy became --mamba-radix-cache-strategy in 0.5.14

@@ -3,7 +3,8 @@
 ``Matrix.value``: ``gpus`` ``counts`` ``problems`` ``locals`` ``cells`` ``together`` ``foreign`` (see
 :meth:`proofbook.checks.p2p.P2pMatrix.value`) · ``judged``: {``allowed`` (None: cannot be told) ``verdict`` ``reason``
 ``limits``} · ``claims``: {"source destination": {capability: text}} of ``nvidia-smi topo -p2p`` · ``run``: {``ended``
-``stopped`` ``refused`` ``unfit`` ``windows`` ``results`` ``boot_id`` ``boot_now`` ``restarted`` ``driver`` ``library``} ·
+``stopped`` ``refused`` ``unfit`` ``windows`` ``results`` ``boot_id`` ``boot_now`` ``restarted`` ``driver`` ``library``
+``unrested`` ``disturbed`` (who was on the GPUs at its end; [] nobody) ``company_not_known`` (why that cannot be told)} ·
 ``fleet``: [{pci, uuid, name}] · ``iommu``: {pci: type}
 """
 
@@ -16,13 +17,15 @@ from typing import Any, ClassVar, cast
 from proofbook.checks.p2p import Figure, P2pMatrix, judge_matrix, judge_p2p, logs_of
 from proofbook.errors import CannotTell, TransportError
 from proofbook.host import Bench
-from proofbook.model import Command, Measure, Measurement, Result, Seen
+from proofbook.model import Command, Measure, Measurement, Probe, Result, Seen
+from proofbook.probes.change_state import GuardState
 from proofbook.probes.iommu import IommuFacts, IommuGroups
 from proofbook.probes.kernel_log import KernelLog
+from proofbook.probes.memory import GpuProcesses
 from proofbook.probes.p2p import P2pRun, Topology, TopologyFacts
 from proofbook.remote.p2p import P2P_PATHS, P2P_SIZES, p2p_probe, read_p2p
 
-__all__ = ["FOLDER", "Matrix", "figures_from"]
+__all__ = ["FOLDER", "Matrix", "figures_from", "window_at_worst_s"]
 
 Pair = tuple[str, str]
 
@@ -31,6 +34,8 @@ FOLDER = "/var/lib/proofbook/p2p"
 #: How long a machine that went away in the middle may take to answer again, and an unread probe to come to its end, seconds.
 _BACK_S, _END_S, _POLL_S = 1800.0, 900.0, 10.0
 _MOST = 256 * 1024 * 1024
+#: What a killed process may take to disappear, and the GPUs to come to rest after a window, seconds.
+_GONE_S = 30.0
 
 
 @dataclass
@@ -52,6 +57,8 @@ class Matrix(Measure):
 
     ``baseline`` are figures of an earlier good run of this host. A connection that breaks ends the probe at its next window;
     a machine that restarts takes it along. In both cases the state file on the machine is read afterwards.
+
+    ``guard``: that of the service which stands still for this. No window is begun that could last beyond its time.
     """
 
     run_id: str
@@ -63,6 +70,7 @@ class Matrix(Measure):
     grace_s: float = 5.0
     pair_deadline_s: float = 120.0
     baseline: Mapping[tuple[Pair, str], Figure] | None = field(default=None, repr=False)
+    guard: GuardState | None = None
     name: ClassVar[str] = "p2p.Matrix"
     title: ClassVar[str] = "Which pairs of GPUs really reach each other's memory?"
 
@@ -75,30 +83,66 @@ class Matrix(Measure):
         started = clock.now()
         before = bench.look(Topology(), IommuGroups())
         topology, iommu = _known(before, Topology()), _known(before, IommuGroups())
-        command = self._command()
-        heard = self._listen(bench, command)
-        if heard.lost:
-            self._fetch(bench, command, heard)
+        left_s = self._left_s(bench)
+        heard = _Heard()
+        if left_s is None or left_s > self.window_s:
+            command = self._command(None if left_s is None else left_s - self.window_s)
+            heard = self._listen(bench, command)
+            if heard.lost:
+                self._fetch(bench, command, heard)
+            run, unread = _read(heard)
+        else:
+            comes = f"comes back in {left_s:.0f} s" if left_s else "is not held back by a guard that waits"
+            why = f"the service that stands still for it {comes}, and one window may take {self.window_s:.0f} s"
+            run, unread = P2pRun(refused=why), [why]
         problems = [heard.lost] if heard.lost else []
-        run, unread = _read(heard)
         problems += unread
+        disturbed, not_known = self._company(bench)
         matrix = self._judge(bench, run, topology, iommu)
+        matrix = replace(matrix, problems=(*matrix.problems, *(f"the test was not alone: {one}" for one in disturbed)))
         return Measurement(
             name=self.name,
             title=self.title,
             unit="pairs",
             conditions=self._conditions(run),
-            value=_value(run, matrix, topology, iommu, bench.host.identity.boot_id),
+            value=_value(run, matrix, topology, iommu, bench.host.identity.boot_id, disturbed, not_known),
             taken_at=started,
             took_s=round((clock.now() - started).total_seconds(), 3),
             problems=(*problems, *matrix.problems),
         )
 
-    def _command(self) -> Command:
+    @property
+    def window_s(self) -> float:
+        """What one window may take at the worst: every process killed at its deadline, and waited for."""
+        return window_at_worst_s(self.repeats, self.pair_deadline_s, self.grace_s)
+
+    def _left_s(self, bench: Bench) -> float | None:
+        """Seconds until the machine starts the service again by itself, 0 when that is not known; None when none stands still."""
+        if self.guard is None:
+            return None
+        status = _known(bench.look(self.guard), self.guard)
+        return float(status.left_s or 0) if status is not None and status.guarded else 0.0
+
+    def _company(self, bench: Bench) -> tuple[list[str], str]:
+        """Who is on the GPUs at the end, or was meanwhile; and why that cannot be told."""
+        probes: list[Probe[Any]] = [GpuProcesses(), *([self.guard] if self.guard is not None else [])]
+        seen, found, unknown = bench.look(*probes), [], []
+        try:
+            found += sorted({f"{p.process} (pid {p.pid}) is on {p.pci}" for p in seen.value(GpuProcesses())})
+        except CannotTell as why:
+            unknown.append(f"who is on the GPUs: {why}")
+        try:
+            if self.guard is not None and not (status := seen.value(self.guard)).guarded:
+                found.insert(0, f"the guard has brought {status.unit or 'its service'} back in the middle of it ({status.state})")
+        except CannotTell as why:
+            unknown.append(f"whether its guard still waits: {why}")
+        return found, "; ".join(unknown)
+
+    def _command(self, most_s: float | None) -> Command:
         pairs = [(a, b) for a in self.gpus for b in self.gpus if a != b] if self.gpus else None
         command = p2p_probe(
             state=self.state, pairs=pairs, paths=self.paths, sizes=self.sizes, repeats=self.repeats, phases=list(self.phases),
-            grace_s=self.grace_s, pair_deadline_s=self.pair_deadline_s,
+            grace_s=self.grace_s, pair_deadline_s=self.pair_deadline_s, **({} if most_s is None else {"most_s": round(most_s)}),
         )  # fmt: skip
         return replace(command, max_output=_MOST)
 
@@ -161,6 +205,11 @@ class Matrix(Measure):
         }
 
 
+def window_at_worst_s(repeats: int, pair_deadline_s: float, grace_s: float) -> float:
+    """Seconds that a window may last: each process runs into its deadline, is killed, and takes its time to go."""
+    return repeats * (pair_deadline_s + _GONE_S) + grace_s + _GONE_S
+
+
 def figures_from(measured: Measurement | Mapping[str, Any]) -> dict[tuple[Pair, str], Figure]:
     """The figures of pairs that passed in an earlier run, for ``baseline``: {``sizes``, ``cells``} of what it stored."""
     value = measured.value if isinstance(measured, Measurement) else measured
@@ -216,7 +265,13 @@ class _Progress:
 
 
 def _value(
-    run: P2pRun, matrix: P2pMatrix, topology: TopologyFacts | None, iommu: IommuFacts | None, boot_now: str
+    run: P2pRun,
+    matrix: P2pMatrix,
+    topology: TopologyFacts | None,
+    iommu: IommuFacts | None,
+    boot_now: str,
+    disturbed: Sequence[str],
+    not_known: str,
 ) -> dict[str, Any]:
     said = judge_p2p(matrix)
     return {
@@ -243,6 +298,8 @@ def _value(
             "boot_now": boot_now,
             "restarted": bool(run.boot_id) and run.boot_id != boot_now,
             "unrested": [rest.pci for rest in run.rests if rest.busy],
+            "disturbed": list(disturbed),
+            "company_not_known": not_known,
         },
     }
 

@@ -13,10 +13,11 @@ file does not tell whether that was so.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from proofbook.measures.client import from_json
 
 __all__ = ["BenchFile", "BenchRun", "parse_bench", "second_evidence"]
 
@@ -68,7 +69,7 @@ def parse_bench(text: str) -> BenchFile:
         if not line.strip():
             continue
         try:
-            said = json.loads(line)
+            said = from_json(line)
         except ValueError:
             said = None
         if not isinstance(said, dict) or _whole(said.get("completed")) is None:

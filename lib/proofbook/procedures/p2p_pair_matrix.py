@@ -37,8 +37,9 @@ from proofbook.checks.p2p import (
 from proofbook.errors import BadParameter, CannotTell
 from proofbook.intent import ContainerSpec, ServiceSpec
 from proofbook.inventory import HostSpec
-from proofbook.measures.p2p import Matrix, figures_from
+from proofbook.measures.p2p import Matrix, figures_from, window_at_worst_s
 from proofbook.model import Applied, Change, Check, Decision, Measure, Measurement, Verdict, hypothesis_word, pci_address
+from proofbook.probes.change_state import GuardState
 from proofbook.probes.p2p import PeerConfig
 from proofbook.procedures.base import PlanDigest, Procedure, ProcedureParameters, refuse_nameless
 from proofbook.run import Findings, Run
@@ -113,11 +114,12 @@ def accepts(parameters: Parameters, spec: HostSpec) -> None:
         raise BadParameter("gpus names one GPU: a pair has two", hint="name at least two, or none for all")
     many = len(parameters.chosen or spec.gpus)
     windows = many + many * (many - 1) * 3 / 2 + 1
-    needed = windows * (parameters.grace_s + parameters.repeats * _WINDOW_S / 2) / 60
+    at_worst = window_at_worst_s(parameters.repeats, parameters.pair_deadline_s, parameters.grace_s)
+    needed = (windows * (parameters.grace_s + parameters.repeats * _WINDOW_S / 2) + at_worst) / 60
     if parameters.guard_minutes < needed:
         raise BadParameter(
             f"guard_minutes={parameters.guard_minutes:g} is too short: a service would start in the middle of the test",
-            hint=f"{many} GPUs are {windows:.0f} windows, about {needed:.0f} minutes",
+            hint=f"{many} GPUs are {windows:.0f} windows, about {needed:.0f} minutes with one that runs into its deadlines",
         )
     refuse_nameless(parameters)
 
@@ -183,14 +185,23 @@ def matrix(run: Run, applied: Applied, free: Findings) -> Measure | None:
     parameters = run.parameters
     _, before = _earlier(run)
     return Matrix(
-        run_id=run.origin,
+        run_id=run.about.run_id,
         gpus=parameters.chosen,
         sizes=parameters.ladder,
         repeats=parameters.repeats,
         grace_s=parameters.grace_s,
         pair_deadline_s=parameters.pair_deadline_s,
         baseline=_figures(before),
+        guard=_guard(run, applied),
     )
+
+
+def _guard(run: Run, applied: Applied) -> GuardState | None:
+    """That of the service which stands still, None when none does."""
+    if applied.outcome != "done":
+        return None
+    inside = applied.plan.settings["container"]
+    return GuardState(run.origin, ContainerSpec(**inside) if inside else None)
 
 
 def _why_not(applied: Applied, free: Findings) -> str:

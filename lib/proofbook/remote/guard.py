@@ -19,6 +19,7 @@ Every verb answers with what is, whether it did its part or not::
     deadline 1775661612
     left 597
     file new absent 5f0c… /etc/systemd/system/sglang-qwen.service.d/50-mtp.conf
+    kept /var/lib/proofbook/changes/…/other.1.1775661300      only after "fire" found what somebody else had written there
     log 2026-04-08T15:10:12Z install: the new files are in place
     guard LoadState=loaded ActiveState=active SubState=waiting UnitFileState=enabled
     storage lasting ext2/ext3
@@ -140,6 +141,7 @@ class GuardStatus:
     deadline: datetime | None = None  # by the wall clock; the guard itself counts by the steady one, see left_s
     left_s: int | None = None
     files: tuple[GuardedFile, ...] = ()
+    kept: tuple[str, ...] = ()  # files that hold what somebody else had written where the old ones came back
     log: tuple[str, ...] = ()  # its last lines, oldest first, each with its time
     guard: dict[str, str] = field(default_factory=dict)  # LoadState, ActiveState, SubState, UnitFileState of the timer
     storage: str = ""  # "lasting ext2/ext3", "volatile /var/lib/…" (lost at a reboot), "unknown"
@@ -154,6 +156,16 @@ class GuardStatus:
         return (
             self.state == "armed" and self.guard.get("ActiveState") == "active" and self.guard.get("UnitFileState") == "enabled"
         )
+
+    @property
+    def fired_by(self) -> Literal["its time", "a run", ""]:
+        """Who began to take it back; "" when the log does not say."""
+        for line in self.log:
+            if line.endswith(" fire: taking back, since its time is up"):
+                return "its time"
+            if line.endswith(" fire: taking back, as asked"):
+                return "a run"
+        return ""
 
     @property
     def all_old(self) -> bool:
@@ -202,11 +214,13 @@ def parse_guard(result: Result) -> GuardStatus:
         said = (result.error_text.strip() or text.strip()).splitlines()
         raise CannotTell("no whole answer of the guard" + (f": {said[-1][:300]}" if said else ""))
     one: dict[str, str] = {}
-    files, log = [], []
+    files, kept, log = [], [], []
     for line in lines[:-1]:
         key, _, value = line.partition(" ")
         if key == "file":
             files.append(_file(value))
+        elif key == "kept":
+            kept.append(value)
         elif key == "log":
             log.append(value)
         else:
@@ -226,6 +240,7 @@ def parse_guard(result: Result) -> GuardStatus:
             deadline=_time(one["deadline"]) if "deadline" in one else None,
             left_s=int(one["left"]) if "left" in one else None,
             files=tuple(files),
+            kept=tuple(kept),
             log=tuple(log),
             guard=dict(word.partition("=")[::2] for word in one.get("guard", "").split()),
             storage=one.get("storage", ""),

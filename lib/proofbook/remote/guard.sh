@@ -164,6 +164,9 @@ report() {
         *) has=other ;;
       esac
       printf 'file %s %s %s %s\n' "$has" "$old" "$new" "$path"
+      for s in "$d/other.$n".* "$dir/.proofbook-$id.$n.theirs".*; do
+        if [ -e "$s" ] || [ -L "$s" ]; then printf 'kept %s\n' "$s"; fi
+      done
     done < "$d/manifest"
     tail -n 20 "$d/log" 2> /dev/null | sed 's/^/log /'
   fi
@@ -429,15 +432,27 @@ suspend_files() {
 
 # ----------------------------------------------------------------------------------------------------------- fire
 
+# Keeps what somebody else wrote at a path of the change: it may be the only copy. What holds it then is named by "kept".
+keep_theirs() {
+  [ ! -d "$path" ] || [ -L "$path" ] || { log "fire: $path is a folder now"; return 1; }
+  kept=$d/other.$n.$(now)
+  # No copy of a pipe or a device: reading it may never end.
+  if { [ -L "$path" ] || [ -f "$path" ]; } && cp -pP -- "$path" "$kept" && [ "$(present "$kept")" = "$has" ]; then
+    flush "$kept" "$d"
+  else
+    # A full disk has no room for a copy, but a name can be had, beside it.
+    rm -f -- "$kept"
+    kept=$dir/.proofbook-$id.$n.theirs.${kept##*.}
+    mv -- "$path" "$kept" && flush "$dir" || { log "fire: $path was written by somebody else and cannot be kept"; return 1; }
+  fi
+  log "fire: $path was neither old nor new; what it held is kept in $kept"
+} 2> /dev/null
 give_back() {
   has=$(present "$path")
   if [ "$has" != "$old" ]; then
     case $has in
       absent | "$new") ;;
-      *) # Somebody was here in between. What they wrote is kept: it may be the only copy.
-        [ ! -d "$path" ] || [ -L "$path" ] || { log "fire: $path is a folder now"; bad=1; return; }
-        cp -pP -- "$path" "$d/other.$n.$(now)" 2> /dev/null || :
-        log "fire: $path was neither old nor new; what it held is kept in $d" ;;
+      *) keep_theirs || { bad=1; return; } ;;
     esac
     if [ "$old" = absent ]; then
       rm -f -- "$path"
@@ -460,7 +475,11 @@ fire_now() {
   touched= why=
   [ ! -f "$d/installing" ] || touched=1
   read -r unit was_active < "$d/unit" || unit=- was_active=0
-  log "fire: taking back"
+  case $state/$verb in
+    firing/* | failed/*) log "fire: taking back again" ;;
+    */due) log "fire: taking back, since its time is up" ;;
+    *) log "fire: taking back, as asked" ;;
+  esac
   put_state firing
   bad=
   each give_back

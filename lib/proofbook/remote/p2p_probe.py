@@ -48,6 +48,7 @@ DEFAULTS: dict[str, Any] = {
     "step_deadline_s": 30,  # for what is queued on a GPU to come to its end
     "gone_s": 30,  # for a killed process to disappear: the kernel takes down what it held on the GPU
     "grace_s": 5,  # after each window, for the kernel's late lines (it tells what it suppressed only afterwards)
+    "most_s": 0,  # no window is opened once so much time has passed; 0: however long it takes
     "idle_s": 10,  # after each window, for the GPUs to come to rest
     "lockstep": False,  # True: before each window and after it, wait for a line "go <number of the window>" on stdin
     "library": "",  # the driver library; "" is $PROOFBOOK_LIBCUDA, else libcuda.so.1
@@ -969,6 +970,7 @@ class Probe:
     def run(self) -> int:
         """Returns the exit status: 0 came to its end, 3 stopped before."""
         stopped = ""
+        self.began = self.clocks()["monotonic_s"]
         try:
             self.open()
             for phase in PHASES:
@@ -1013,6 +1015,8 @@ class Probe:
         """Begin a window: from here on, what the kernel says belongs to ``pairs``."""
         if not self.report.heard:
             raise Stop("nobody reads the answers any more")
+        if 0 < self.options["most_s"] < self.clocks()["monotonic_s"] - self.began:
+            raise Stop(f"the time that it had is over ({self.options['most_s']:.0f} s)")
         self.window += 1
         self.drain(None)
         self.report("window", n=self.window, phase=phase, pairs=[list(p) for p in pairs], **self.clocks())

@@ -65,6 +65,8 @@ from .conftest import (
         (1.2, "WARN", "doubtful"),
         (1.5, "WARN", "doubtful"),
         (1.6, "WARN", "far from the 6 that 5 steps could give"),
+        (6.1, "PASS", "6.10 tokens a step"),
+        (6.4, "UNKNOWN", "where a step gives 6 at most: the server's counts cannot be believed"),
         (5.0, "PASS", "5.00 tokens a step on the control prompt (lowest 4.90) of at most 6"),
     ],
 )

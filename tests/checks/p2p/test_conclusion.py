@@ -41,7 +41,8 @@ def cell(src: str, dst: str, state: str = "verified", control: str = "verified",
 def measured(*cells: Mapping[str, Any], allowed: bool | None = None, **run: Any) -> Measurement:
     said = {
         "ended": True, "stopped": "", "refused": "", "unfit": {}, "windows": 9, "results": 70, "boot_id": BOOT,
-        "boot_now": BOOT, "restarted": False, "unrested": [], "driver": 13020, "library": "libcuda.so.1",
+        "boot_now": BOOT, "restarted": False, "unrested": [], "disturbed": [],
+        "company_not_known": "", "driver": 13020, "library": "libcuda.so.1",
     }  # fmt: skip
     value = {
         "gpus": [A, B] if cells else [A], "cells": list(cells), "together": run.pop("together", []),

@@ -20,6 +20,8 @@ __all__ = ["AnswersAreRight", "DraftsAreAccepted", "LivedThrough", "SpeculationW
 BROKEN, DOUBTFUL = 1.2, 1.5
 #: On the control prompt a healthy server comes at least this near to steps + 1.
 NEAR = 0.6
+#: More than steps + 1 no step can give; the first token of an answer, which comes before any step, is what lies between.
+CANNOT_BE = 1.05
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ class DraftsAreAccepted(_OfControl):
             return self.unknown("the answers say nothing about verification steps, so no accept length can be told", **about)
         lowest = greedy.get("lowest_accept_length")
         words = f"{length:.2f} tokens a step on the control prompt (lowest {lowest if lowest is None else f'{lowest:.2f}'})"
+        if full and length > CANNOT_BE * full:
+            return self.unknown(f"{words}, where a step gives {full} at most: the server's counts cannot be believed", **about)
         if length < BROKEN:
             return self.failed(
                 f"{words}: no draft is accepted, each step costs more and gives nothing",

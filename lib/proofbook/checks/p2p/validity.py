@@ -36,7 +36,14 @@ class ValidlyRun(Check):
             if value["run"]["refused"]:
                 return [self.unknown(f"the probe did not run: {value['run']['refused']}")]
             return [self.not_checked(f"{counted(len(value['gpus']), 'GPU')}: there is no pair to test")]
-        return [self._whole(value), self._alone(value), self._control(value), self._possible(value), *self._log(value)]
+        return [
+            self._whole(value),
+            self._undisturbed(value["run"]),
+            self._alone(value),
+            self._control(value),
+            self._possible(value),
+            *self._log(value),
+        ]
 
     def _whole(self, value: Mapping[str, Any]) -> Finding:
         run = value["run"]
@@ -52,6 +59,17 @@ class ValidlyRun(Check):
             why = run["stopped"] or join((f"{pci}: {why}" for pci, why in run["unfit"].items()), 2) or "see the pairs"
             return self.warned(f"{said}; the others were left alone on purpose ({why})")
         return self.passed(said)
+
+    def _undisturbed(self, run: Mapping[str, Any]) -> Finding:
+        if run["disturbed"]:
+            return self.failed(
+                f"somebody computed on the GPUs beside it: {join(run['disturbed'], 3)}",
+                action=Suggested.LOOK,
+                what_to_do="Believe neither the figures nor their work: see whether the server answers right, and test again.",
+            )
+        if run["company_not_known"]:
+            return self.unknown(f"whether it was alone on the GPUs is not known: {run['company_not_known']}")
+        return self.passed("at its end nobody else was on the GPUs")
 
     def _alone(self, value: Mapping[str, Any]) -> Finding:
         broken = {pci: why for pci, why in value["locals"].items() if why}

@@ -158,6 +158,7 @@ class Change:
                 has = self.disk.present(one.path)
                 word = {one.new: "new", one.old: "old"}.get(has, "absent" if has == "absent" else "other")
                 out.append(f"file {word} {one.old} {one.new} {one.path}")
+                out += [f"kept {path}" for path, node in self.system.files.items() if node and path.startswith(self._theirs(one))]
             out += [f"log {line}" for line in self.disk.text(f"{self.folder}/log").splitlines()[-20:]]
         timer = self.system.units.get(self.timer)
         shown = ("loaded", timer.active, timer.sub, "enabled") if timer else ("not-found", "inactive", "dead", "")
@@ -344,16 +345,17 @@ class Change:
     def _outcome(self, word: str) -> None:
         self.disk.write(f"{_BASE}/outcomes/{self.run}", f"{word} {int(self.life.now)}\n", grows=False)
 
-    def begin_fire(self) -> None:
-        """Bring the old files back and stop the unit; :meth:`go_on` follows when it is down."""
+    def begin_fire(self, *, due: bool = False) -> None:
+        """Bring the old files back and stop the unit; :meth:`go_on` follows when it is down. ``due``: the timer does it."""
         match self.state:
             case "none":
                 raise Refusal(66, f"nothing is known here of a change {self.run}")
             case "fired":
                 return
         touched = self.disk.node(f"{self.folder}/installing") is not None
+        again = self.state in ("firing", "failed")
         self._state_if_it_can_be("firing")
-        self.log("fire: taking back")
+        self.log("fire: taking back" + (" again" if again else ", since its time is up" if due else ", as asked"))
         back = [self._given_back(one) for one in self.files]
         if not all(back):
             self._state_if_it_can_be("failed")
@@ -377,8 +379,7 @@ class Change:
         has = self.disk.present(one.path)
         try:
             if has not in (one.old, one.new, "absent"):
-                self.disk.put(f"{self.folder}/other.{one.number}.{int(self.life.now)}", self.disk.node(one.path))
-                self.log(f"fire: {one.path} was neither old nor new; what it held is kept in {self.folder}")
+                self._keep_theirs(one)
             if one.old == "absent" and has != "absent":
                 self.disk.remove(one.path)
             elif has != one.old:
@@ -387,6 +388,22 @@ class Change:
             self.log(f"fire: {one.path} could not be brought back: it is {has}")
             return False
         return True
+
+    def _keep_theirs(self, one: _File) -> None:
+        """A copy of what somebody else wrote; the file itself, by another name, where a full disk has no room for one."""
+        kept = self._theirs(one)[0] + str(int(self.life.now))
+        try:
+            self.disk.put(kept, self.disk.node(one.path), grows=True)
+        except OSError:
+            kept = self._theirs(one)[1] + str(int(self.life.now))
+            self.disk.put(kept, self.disk.node(one.path))
+            self.disk.remove(one.path)
+        self.log(f"fire: {one.path} was neither old nor new; what it held is kept in {kept}")
+
+    def _theirs(self, one: _File) -> tuple[str, str]:
+        """How the names begin under which it is kept: a copy, and the file itself."""
+        beside = one.path.rpartition("/")[0]
+        return f"{self.folder}/other.{one.number}.", f"{beside}/.proofbook-{self.run}.{one.number}.theirs."
 
     def go_on(self) -> None:
         name, was_active = self.unit
@@ -417,7 +434,7 @@ def due(life: Life, system: System, run_id: str) -> None:
     change = Change(life, system, run_id)
     if _up(system) and (change.state in ("firing", "failed") or (change.state == "armed" and change.left <= 0)):
         try:
-            change.begin_fire()
+            change.begin_fire(due=True)
         except Refusal:
             return  # it comes again in a minute
         if change.unit[0] == "reboot.target":
