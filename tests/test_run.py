@@ -490,6 +490,8 @@ class Guarded(SetWord):
 
     def confirm(self, plan: Plan, hands: Any, tell: Callable[[str], None]) -> Applied:
         hands.act("take the guard away", command("unguard", hands.run_id))
+        if self.breaks == "confirm":
+            raise ConnectionLost("the connection went away")
         return Applied(plan, "confirmed", "kept")
 
     def rollback(self, plan: Plan, hands: Any, tell: Callable[[str], None]) -> Applied:
@@ -586,8 +588,41 @@ def test_a_kept_change_is_confirmed_over_a_fresh_login_and_the_machine_is_let_go
     assert ("unguard", "r1") in s.machine.asked
     s.run.close()
     assert s.run.status is RunStatus.COMPLETED
-    assert lease.said == ["take r1", "release"]
+    assert lease.said == ["take r1", "hold", "release"]
     assert s.events("decision")[0]["data"]["limits"] == ["one model only"]
+
+
+def test_a_run_whose_lease_was_broken_keeps_nothing(tmp_path: Path) -> None:
+    lease = Lease()
+    s, applied = changed(tmp_path, Guarded("new"), custody=lease)
+    lease.held_by = "r7"
+    with pytest.raises(LeaseHeld):
+        s.run.confirm(applied, KEEP)
+    assert ("unguard", "r1") not in s.machine.asked
+    closing = s.events("run.closing")[0]["data"]
+    assert closing["status"] == "aborted"
+    assert "its guard on the machine takes it back" in closing["summary"]
+
+
+def test_a_keeping_whose_answer_never_came_may_have_kept_it(tmp_path: Path) -> None:
+    s, applied = changed(tmp_path, Guarded("new", breaks="confirm"))
+    with pytest.raises(ConnectionLost):
+        s.run.confirm(applied, KEEP)
+    closing = s.events("run.closing")[0]["data"]
+    assert closing["status"] == "aborted"
+    assert (
+        "Keeping the change was asked for and its answer never came: it is kept, or its guard takes it back" in closing["summary"]
+    )
+    assert "`proofbook rollback r1` undoes it either way" in closing["summary"]
+
+
+def test_a_plan_that_no_record_can_hold_is_not_approved(tmp_path: Path) -> None:
+    secret = "ghp_" + "a1B2" * 9
+    with pytest.raises(NotApproved, match="something in it is held for a secret"):
+        changed(tmp_path, Guarded(secret))
+    s = tmp_path / "run.partial" / "journal.jsonl"
+    assert secret not in s.read_text()
+    assert [e["data"]["decision"] for e in read_journal(s).events if e["event"] == "gate"] == ["refused"]
 
 
 def test_a_change_that_does_not_hold_is_taken_back_and_the_status_says_so(tmp_path: Path) -> None:

@@ -245,9 +245,8 @@ def test_a_flush_that_is_refused_is_tried_again_and_then_told(live: Live, sglang
 
 @pytest.mark.parametrize("digits", [20, 400, 5000])
 def test_a_number_without_end_is_none(digits: int) -> None:
-    request = request_of(
-        reply(body=(b'{"text": "1", "meta_info": {"completion_tokens": 3, "e2e_latency": %s}}' % (b"9" * digits)))
-    )
+    body = b'{"text": "1", "meta_info": {"completion_tokens": 3, "e2e_latency": %s}}' % (b"9" * digits)
+    request = request_of(reply(body=body))
     assert (request["ok"], request["tokens"], request["e2e_s"]) == (True, 3, None)
 
 

@@ -443,6 +443,9 @@ A_BOX: Reasons = (
     (r"proofbook-read-files .*", r"/proc/driver/nvidia/.*", "a container has no GPU"),
     (r"lspci .*", r"stderr '' simulated, '.*libkmod.*", "a container has no modules"),
 )
+#: Probes whose value no real machine here can tell, and those that a container cannot tell beside them.
+NOT_REAL = ("ContainerState", "ServedCache", "ServedCheckpoint")
+NOT_IN_A_BOX = (*NOT_REAL, "KernelLog", "Gpus", "GpuMemory", "GpuProcesses", "ComputeApps", "Topology")
 A_VM: Reasons = ((r"nvidia-smi --query-compute-apps.*", r"text simulated, nothing real", "nothing computes on a stand-in"),)
 
 
@@ -462,6 +465,15 @@ def stale(compared: list[Row], reasons: Reasons) -> list[str]:
     """Reasons for differences that there are not."""
     found = [(row.question, text) for row in compared for text in differences(row)]
     return [why for q, d, why in reasons if not any(_excuses((q, d, why), *one) for one in found)]
+
+
+def known_by_one(simulated: Said, real: Said, not_here: tuple[str, ...]) -> list[str]:
+    """Every value that one machine told and the other did not, but for those of the probes ``not_here``."""
+    return sorted(
+        f"{probe}: {why or 'known'} simulated, {real.unknown[probe] or 'known'} real"
+        for probe, why in simulated.unknown.items()
+        if bool(why) != bool(real.unknown[probe]) and not probe.startswith(not_here)
+    )
 
 
 def _excuses(reason: tuple[str, str, str], asked: str, difference: str) -> bool:

@@ -9,12 +9,20 @@ import pytest
 from proofbook.probes.service import Endpoint
 
 from .conftest import Machine, until
-from .contract import A_BOX, A_VM, EVERYWHERE, LESS, Reasons, Said, Simulated, ask, rows, stale, unexplained
-
-#: Probes that a container cannot answer.
-NOT_HERE = (
-    *("KernelLog", "Gpus", "GpuMemory", "GpuProcesses", "ComputeApps", "Topology", "ContainerState"),
-    *("ServedCache", "ServedCheckpoint"),
+from .contract import (
+    A_BOX,
+    A_VM,
+    EVERYWHERE,
+    LESS,
+    NOT_IN_A_BOX,
+    Reasons,
+    Said,
+    Simulated,
+    ask,
+    known_by_one,
+    rows,
+    stale,
+    unexplained,
 )
 
 
@@ -40,9 +48,8 @@ def test_every_question_is_compared_on_one_of_the_real_machines(simulated: Simul
 def agrees(simulated: Said, real: Said) -> None:
     left = unexplained(rows(simulated, real), EVERYWHERE + LESS + A_BOX)
     assert not left, "\n".join(left)
-    for probe, why in simulated.unknown.items():
-        if not probe.startswith(NOT_HERE):
-            assert bool(why) == bool(real.unknown[probe]), (probe, why, real.unknown[probe])
+    left = known_by_one(simulated, real, NOT_IN_A_BOX)
+    assert not left, "\n".join(left)
 
 
 @pytest.mark.box

@@ -301,14 +301,16 @@ class _Acting:
 
     def _restore(self) -> Applied:
         self._reach()
-        self._files_back()
+        by_its_guard = self._files_back()
         if self._boot_is_needed():
             booted = self._boot(1, self.change.services)
             self.facts |= {**booted.facts, "boot": "B"}
             if booted.outcome != "done":
                 return self._by_hand(f"boot B: {booted.summary}")
         else:
-            self.tell("its guard had taken the files back and rebooted already; this boot is the way back")
+            already = "its guard had taken the files back and rebooted already"
+            why = already if by_its_guard else "the boot of the experiment never came"
+            self.tell(f"no reboot is needed: {why}; this boot is a clean one")
         return self._read_back()
 
     def _reach(self) -> None:
@@ -322,13 +324,16 @@ class _Acting:
                 raise CannotTell(f"it did not let us in for {left / 60:.0f} min, guard included") from None
             self.hands.proven("it answers again")
 
-    def _files_back(self) -> None:
+    def _files_back(self) -> bool:
+        """True when the machine's guard had done so by itself."""
         status = self._status()
+        by_its_guard = status.fired_by == "its time"
         if status.state in ("staged", "armed", "firing", "failed"):
             self._guarded("take the files back", self.guard.fire())
             status = self._status()
         if status.state in ("fired", "staged"):
             self._guarded("remove what was kept for taking them back", self.guard.clean())
+        return by_its_guard
 
     def _boot_is_needed(self) -> bool:
         """Not when the machine has had its boot back already: no type is identity, and the program did not run."""
