@@ -11,7 +11,7 @@ change itself is real, what is asked and measured around it is not, and it is ke
 ``at`` is a boundary: ``{"event": name, "nth": from 1, "when": "after" | "instead", "what": …}``. ``after``: when that line of
 the journal is on the disk; ``instead``: just before it would be written. ``what`` happens there: ``kill`` (SIGKILL of this
 process), ``interrupt`` (Ctrl-C), ``full`` (no space left for the record), ``cut`` (the next answer is lost with its
-connection), ``pause`` (until the file ``go`` is in the outputs).
+connection), ``remove`` (of all records), ``pause`` (until the file ``go`` is in the outputs).
 
 The answer is ``{"killed": bool, "outcome": {…} or null, "error": text}``.
 """
@@ -21,6 +21,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -124,6 +125,10 @@ def _cut() -> None:
     SshTransport.run = unheard  # type: ignore[method-assign]
 
 
+def _remove(outputs: Path) -> Callable[[], None]:
+    return lambda: shutil.rmtree(outputs / "runs")
+
+
 def _pause(outputs: Path) -> Callable[[], None]:
     def wait() -> None:
         (outputs / "waiting").touch()
@@ -135,7 +140,8 @@ def _pause(outputs: Path) -> Callable[[], None]:
 
 def at_boundary(about: Mapping[str, Any], outputs: Path) -> None:
     """Let something happen at one line of the journal that this process is about to write."""
-    happens = {"kill": _kill, "interrupt": _interrupt, "full": _full, "cut": _cut, "pause": _pause(outputs)}[about["what"]]
+    fixed = {"kill": _kill, "interrupt": _interrupt, "full": _full, "cut": _cut}
+    happens = {**fixed, "remove": _remove(outputs), "pause": _pause(outputs)}[about["what"]]
     counted: Counter[str] = Counter()
     append = Journal.append
 

@@ -59,6 +59,7 @@ ACTS = (
     f"stop {SERVICE.name}",
     f"forget earlier failures of {SERVICE.name}",
     f"start {SERVICE.name}",
+    "hold the machine's lease for longer",
     "keep the change: take the guard away",
     "give the machine's lease back",
 )
@@ -241,7 +242,7 @@ def test_these_are_the_acts(ends: Ends) -> None:
 
 
 # Only one of the acts that leave the machine alike is died at; begun.py is held against every line of a journal.
-@pytest.mark.parametrize("act", (3, 4, 5, 6, 8, 9))
+@pytest.mark.parametrize("act", (3, 4, 5, 6, 8, 10))
 def test_killed_when_an_act_was_done_and_not_told_then_taken_back(players: Player, ends: Ends, act: int) -> None:
     run = players.dies("act.outcome", act, "instead")
     assert found(run).files in (ends.old.files, ends.new.files)
@@ -255,7 +256,7 @@ def test_killed_when_an_act_was_done_and_not_told_then_taken_back(players: Playe
     assert "was taken back already" in players.resume(run)["message"]
 
 
-@pytest.mark.parametrize("act", (1, 4, 5, 7, 9, 10))
+@pytest.mark.parametrize("act", (1, 4, 5, 7, 10, 11))
 def test_killed_when_an_act_was_meant_and_not_begun_then_gone_on_with(players: Player, ends: Ends, act: int) -> None:
     run = players.dies("act.intent", act, "after")
     assert found(run).files in (ends.old.files, ends.new.files)
@@ -289,7 +290,7 @@ def test_a_rollback_that_is_killed_is_said_again(players: Player, ends: Ends) ->
 
 
 #: The guard's word that it stays is given and not told; told; and the machine not let go.
-KEPT = (("act.outcome", 9, "instead"), ("applied", 2, "after"), ("act.intent", 10, "after"))
+KEPT = (("act.outcome", 10, "instead"), ("applied", 2, "after"), ("act.intent", 11, "after"))
 
 
 @pytest.mark.parametrize("boundary", KEPT)
@@ -424,7 +425,7 @@ def test_the_guard_keeps_what_somebody_else_wrote(players: Player, ends: Ends) -
     let_pass(60)
     undone = players.roll_back(run)
     assert undone["status"] == "completed"
-    assert "what somebody else had written there is kept in" in players.record(undone).summary
+    assert "what somebody else had written there is kept: /var/lib/proofbook/changes/" in players.record(undone).summary
     kept = on_the_machine("sh", "-c", f"cat /var/lib/proofbook/changes/{run}/other.*")
     assert kept.endswith("# theirs\n")
 
@@ -459,6 +460,33 @@ def test_the_answer_to_an_act_is_lost_with_the_connection(players: Player, ends:
     assert players.resume(run)["status"] == "completed"
     now = found(run)
     assert (now.files, now.argv, now.left) == (ends.new.files, ends.new.argv, [])
+
+
+def test_the_answer_to_the_keeping_is_lost_with_the_connection(players: Player, ends: Ends) -> None:
+    kept = players.run(approve="alice", at={"event": "act.intent", "nth": 10, "when": "after", "what": "cut"})
+    assert (kept["status"], kept["exit_code"], kept["message"]) == ("completed", 0, "")
+    (unheard,) = [a for p in players.record(kept).plans for a in p["acts"] if a["outcome"] == "unknown"]
+    assert unheard["what"] == ACTS[9]
+    now = found(kept["run_id"])
+    assert (now.files, now.argv, now.left) == (ends.new.files, ends.new.argv, [])
+
+
+def test_the_record_is_removed_while_the_change_is_open(players: Player, ends: Ends) -> None:
+    gone = players.run(approve="alice", at={"event": "act.outcome", "nth": 5, "when": "after", "what": "remove"})
+    assert (gone["status"], gone["exit_code"], gone["record"]) == ("aborted", 7, None)
+    assert "had begun to change the machine (the last that was sent: " in gone["message"]
+    assert "its guard there takes it back when its time is over" in gone["message"]
+    let_pass(60)
+    assert found().files == ends.old.files
+
+
+def test_a_run_that_died_at_its_own_taking_back_is_not_told_as_one_that_was_forgotten(players: Player, ends: Ends) -> None:
+    run = players.dies("act.outcome", 8, "after")
+    players.dies("act.outcome", 3, "after", verb="rollback", run=run)
+    went_on = players.resume(run)
+    assert "a run had this change taken back before it ended" in players.record(went_on).summary
+    assert "nobody had kept it in time" not in players.record(went_on).summary
+    assert found(run).files == ends.old.files
 
 
 def test_the_disk_of_the_runner_runs_full_before_an_act(players: Player, ends: Ends) -> None:
