@@ -58,9 +58,9 @@ notebooks: $(READY)
 	  $(RUN) pytest --nbval --nbval-cell-timeout=120 -q notebooks; \
 	else echo "no notebooks yet"; fi
 
-# Tests move to whichever worker is free; each worker has simulated machines of its own.
+# Tests move to whichever worker is free; each worker has simulated machines of its own. nbval is slow to load, and not used.
 unit: $(READY)
-	$(RUN) pytest -n $(WORKERS) --dist worksteal
+	$(RUN) pytest -p no:nbval -n $(WORKERS) --dist worksteal
 
 # make test-vm  the same on real machines: containers with a real systemd first, then virtual machines with a real kernel.
 #               Needs root on Debian, and packages that it names when they are missing.

@@ -16,7 +16,7 @@ import pytest
 from proofbook.errors import RecordError, Sealed
 from proofbook.journal import JOURNAL, MANIFEST, Writer, read_journal, read_output
 from proofbook.model import Finding, Suggested, Verdict
-from proofbook.record import SCHEMA, from_events, load_record, render, seal
+from proofbook.record import SCHEMA, Keeper, from_events, load_record, render, seal
 from proofbook.redact import Redactor
 from proofbook.visible import visible
 
@@ -449,7 +449,29 @@ def test_nobody_is_told_to_take_back_what_was_taken_back(script: Callable[..., o
     assert record.findings[0]["what_to_do"] == advice, "the data stay"
 
 
-def test_an_open_run_has_a_record_after_every_step(script: Callable[..., object]) -> None:
+def test_what_a_short_step_brought_is_rendered_with_the_next_word(
+    script: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter([*[0.0] * 2, 1.0, 1.0, 10.9, 11.1, 11.1, 12.1])  # of each look at the clock; a render takes a second
+    monkeypatch.setattr("proofbook.record.time.monotonic", lambda: next(now))
+    s: Any = script()
+    s.open()
+    s.step("check", "first")
+    s.done()  # 1.0: the first render ended just now, and is given a tenth of the time
+
+    def steps() -> int:
+        return len(json.loads((s.folder / "record.json").read_text())["steps"])
+
+    assert steps() == 0
+    s.say("progress", {"text": "a long step goes on"})  # 10.9
+    assert steps() == 0
+    s.say("progress", {"text": "and on"})  # 11.1
+    assert steps() == 1
+    s.say("progress", {"text": "nothing is stale"})
+
+
+def test_an_open_run_has_a_record_after_every_step(script: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Keeper, "_SHARE", float("inf"))
     s = script()
     s.open()
     s.step("check", "first")
