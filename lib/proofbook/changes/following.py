@@ -262,7 +262,7 @@ def follow_start(
             outcome, why, by = ended
             if outcome != "ready":
                 _last_words(hands, service, container, watch, reader, tell)
-                why = _because(watch.story, why)
+                why = _because(watch.story, why, service.name)
             return Followed(outcome, round(passed, 1), why, watch.invocation, watch.main_pid, watch.story, by, tuple(watch.gaps))
         now = hands.host.clock.now().timestamp()
         if now - told >= _TOLD_EVERY_S:
@@ -368,12 +368,12 @@ def _last_words(
         watch.story = reader.read()
 
 
-def _because(story: StartStory, why: str) -> str:
+def _because(story: StartStory, why: str, unit: str) -> str:
     cause = story.cause
     if cause is None:
         return why
     line = f" ({cause.lines[0].strip()[:240]})" if cause.lines else ""
-    return f"{why}. {cause.reason}{line}"
+    return f"{why}. {cause.reason.removeprefix(f'{unit}: ')}{line}"
 
 
 def _peek(hands: Hands, tell: Tell, *probes: Probe[Any]) -> Seen:

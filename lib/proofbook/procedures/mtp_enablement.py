@@ -347,7 +347,10 @@ def effect(run: Run, applied: Applied, said: Measurement | None) -> tuple[Check,
         return (NothingToChange(service(run), applied.plan, _there(applied), _kept_by(run) if _there(applied) else ""),)
     if _refused(applied):
         return ()
-    return took_effect(service(run), container(run), run.parameters.speculation, applied, said)
+    asked = took_effect(service(run), container(run), run.parameters.speculation, applied, said)
+    if len(asked) == 1:
+        _left_out(run, "what runs now, against the plan", "it did not come up, and it will be taken back")
+    return asked
 
 
 def control(run: Run, before: Measurement | None, applied: Applied, effect: Findings) -> Measure | None:

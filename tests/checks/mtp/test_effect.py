@@ -9,8 +9,9 @@ import pytest
 
 from proofbook.checks.mtp.effect import IsWhole, RunsAsPlanned, SpeculationIsOn, Started, WhyThatFast, took_effect
 from proofbook.checks.mtp.start import StartReader, read_start
-from proofbook.probes.journal import UnitJournal, UnitLog
+from proofbook.probes.journal import JournalEntry, UnitJournal, UnitLog
 from proofbook.probes.sglang import Listener, PortOwner, Processes, ServedCache, ServerFacts, ServerInfo
+from proofbook.probes.start_log import MoreLines
 from proofbook.probes.systemd import UnitProcess, UnitState
 
 from .conftest import (
@@ -20,6 +21,7 @@ from .conftest import (
     OLD,
     PLAIN,
     SERVICE,
+    T0,
     TABLE,
     UNIT,
     URL,
@@ -159,8 +161,13 @@ def test_a_start_that_failed() -> None:
     story = Started(
         SERVICE, applied("failed", "did not become ready: out of memory", start="died", said=[{"reason": "GPU full"}])
     )
+    (log,) = story.needs()
+    (finding,) = judged(story, {log: MoreLines((JournalEntry(T0, 100.0, 3, "out of memory"),), "s=1")})
+    assert (finding.verdict, finding.lines[0]) == ("FAIL", "GPU full")
+    assert finding.lines[1].endswith(": 1 journal line of it kept"), "before the next start buries it"
     (finding,) = judged(story, {})
-    assert (finding.verdict, finding.lines) == ("FAIL", ("GPU full",))
+    assert "its journal: " in finding.lines[1]
+    assert Started(SERVICE, applied("failed", "not even stopped", invocation="")).needs() == ()
     assert worst_of(judged(Started(SERVICE, applied(stop_not_verified=["the GPUs: no nvidia-smi"])), {})) == "WARN"
     assert worst_of(judged(Started(SERVICE, applied("nothing-to-do", "so already")), {})) == "NOT_CHECKED"
 

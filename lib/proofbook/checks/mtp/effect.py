@@ -15,6 +15,7 @@ from proofbook.intent import ContainerSpec, ServiceSpec
 from proofbook.model import Applied, Check, Finding, Measurement, Probe, Seen, Suggested, Verdict
 from proofbook.probes.journal import UnitJournal, UnitLog
 from proofbook.probes.sglang import PortOwner, Processes, ServedCache, ServerFacts, ServerInfo, base_of, port_of
+from proofbook.probes.start_log import StartLines
 from proofbook.probes.systemd import UnitFacts, UnitProcess, UnitState
 from proofbook.redact import Redactor
 
@@ -31,9 +32,14 @@ def took_effect(
     """All checks of this question, in the order in which they are read.
 
     ``said``: what the server says of itself, where it was asked as its client; without it a command on the machine asks.
+
+    Of a server that ended again, or was not even started, nothing further is asked: each answer would only say so once more.
     """
+    started = Started(service, applied, container)
+    if applied.outcome == "failed" and applied.facts.get("start") in (None, "died", "restarting"):
+        return (started,)
     return (
-        Started(service, applied),
+        started,
         RunsAsPlanned(service, container, applied),
         IsWhole(service, container, said),
         SpeculationIsOn(service, container, speculation, applied, said),
@@ -70,15 +76,26 @@ def _info(
 
 @dataclass(frozen=True)
 class Started(Check):
-    """The change went through: the old process was gone, the new one became ready within its time."""
+    """The change went through: the old process was gone, the new one became ready within its time.
+
+    Where it did not, the whole journal of the invocation that failed is kept, before the next start buries it.
+    """
 
     service: ServiceSpec
     applied: Applied = field(repr=False)
+    container: ContainerSpec | None = field(default=None, repr=False)
     name: ClassVar[str] = "mtp.Started"
     title: ClassVar[str] = "Did the server come up with the change?"
 
+    @property
+    def _failed(self) -> StartLines | None:
+        """What the invocation said that did not become ready; None where none was begun, or all is well."""
+        invocation = str(self.applied.facts.get("invocation") or "")
+        well = self.applied.outcome in ("done", "nothing-to-do") or not invocation
+        return None if well else StartLines(self.service.name, self.container, invocation)
+
     def needs(self) -> tuple[Probe[Any], ...]:
-        return ()
+        return () if self._failed is None else (self._failed,)
 
     def judge(self, seen: Seen) -> Sequence[Finding]:
         applied, facts = self.applied, self.applied.facts
@@ -92,7 +109,12 @@ class Started(Check):
         if applied.outcome != "done":
             lines = tuple(said["reason"] for said in facts.get("said", ())[:4])
             what = "Take it back; the first error of the first attempt is the cause, later ones follow from it."
-            return [self.failed(applied.summary, action=Suggested.ROLL_BACK, what_to_do=what, lines=lines, **about)]
+            if self._failed is not None:
+                log, why = tell(seen, self._failed).pair
+                kept = f"{counted(len(log.entries), 'journal line')} of it kept" if log is not None else f"its journal: {why}"
+                lines = (*lines, f"invocation {short_id(self._failed.invocation)}: {kept}")
+            reason = applied.summary.removeprefix(f"{self.service.spec} ")  # the finding names it
+            return [self.failed(reason, action=Suggested.ROLL_BACK, what_to_do=what, lines=lines, **about)]
         found = [
             self.passed(
                 f"ready {facts.get('start_s', 0):.0f} s after its start, said by {facts.get('ready_by') or 'its log'}; "
