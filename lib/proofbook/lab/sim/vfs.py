@@ -96,10 +96,14 @@ class Tree:
             self._announce(path)
 
     def _announce(self, path: str) -> None:
+        # Plain operations of strings, here and in lookup: both are what a simulated machine spends most of its time in.
         while path != "/":
-            parent, name = posixpath.split(path)
-            known = self._children.setdefault(parent, set())
-            if name in known:
+            parent, _, name = path.rpartition("/")
+            parent = parent or "/"
+            known = self._children.get(parent)
+            if known is None:
+                known = self._children[parent] = set()
+            elif name in known:
                 return
             known.add(name)
             path = parent
@@ -112,9 +116,9 @@ class Tree:
         while pending:
             part = pending.pop(0)
             if part == "..":
-                here = posixpath.dirname(here)
+                here = here.rpartition("/")[0] or "/"
                 continue
-            step = posixpath.join(here, part)
+            step = f"{here}/{part}" if here != "/" else f"/{part}"
             node = self.nodes.get(step)
             if node is None and step not in self._children:
                 raise os_error("ENOENT", path)
