@@ -188,7 +188,7 @@ def test_a_service_that_came_back_in_the_middle_spoils_it() -> None:
     server = GpuProcess(4711, A, "sglang::scheduler", None, "", None, None)
     found, _ = taken(machine, Bench(machine, [waits(6000), fired], (server,)), guard=GUARD)
     who = [
-        "the guard has brought sglang-qwen.service back in the middle of it (fired)",
+        "sglang-qwen.service was brought back by its guard (fired)",
         f"sglang::scheduler (pid 4711) is on {A}",
     ]
     assert found.value["run"]["disturbed"] == who

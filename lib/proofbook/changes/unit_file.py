@@ -808,6 +808,11 @@ class _Acting:
             return self._old_in_effect()
         if status.state in ("firing", "failed"):
             self._fire()  # it must come to an end before anything else is put in place
+            status = self.status()
+        if status.kept:  # it may be the only copy, and would go with the rest
+            return self._by_hand(
+                f"what somebody else wrote meanwhile is kept in {', '.join(status.kept)}: move it elsewhere first"
+            )
         if status.state != "staged":
             self.guarded("remove what was kept for bringing the change back", self.guard.clean())
         return self._take_back_kept(self.look_files())

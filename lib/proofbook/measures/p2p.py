@@ -133,7 +133,9 @@ class Matrix(Measure):
             unknown.append(f"who is on the GPUs: {why}")
         try:
             if self.guard is not None and not (status := seen.value(self.guard)).guarded:
-                found.insert(0, f"the guard has brought {status.unit or 'its service'} back in the middle of it ({status.state})")
+                back = status.state in ("firing", "fired") or status.outcome == "fired"
+                how = "was brought back by its guard" if back else "was not held back to the end"
+                found.insert(0, f"{status.unit or 'the service'} {how} ({status.state})")
         except CannotTell as why:
             unknown.append(f"whether its guard still waits: {why}")
         return found, "; ".join(unknown)
