@@ -120,7 +120,8 @@ def _imports(path: Path) -> Iterator[tuple[int, str]]:
 
 def _without_type_checking(tree: ast.AST) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(tree):
-        if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+        test = child.test if isinstance(child, ast.If) else None
+        if getattr(test, "id", "") == "TYPE_CHECKING" or getattr(test, "attr", "") == "TYPE_CHECKING":
             continue
         yield child
         yield from _without_type_checking(child)
