@@ -192,7 +192,7 @@ def test_a_conclusion_is_told_with_its_hypothesis_its_reason_and_its_scope(capsy
     }
     lines = printed(replace(OUTCOME, conclusion="refuted", concluded=said), capsys)
     assert lines[:3] == [
-        "every pair is direct (refuted): two go through host memory",
+        "Hypothesis refuted: every pair is direct. Refuted: two go through host memory",
         "  holds for: gpu01",
         "concluded: REFUTED · WARN · completed · exit code 0",
     ]

@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -90,9 +91,7 @@ def new_run_dir(outputs: Path, runbook: str, host: str, when: datetime, run_id: 
     except FileExistsError:
         raise RecordError(f"there is a record of run {run_id} already: {folder}") from None
     except OSError as error:
-        raise RecordError(
-            f"cannot begin a record in {outputs}: {error.strerror or error}", hint="set PROOFBOOK_OUTPUTS to a folder"
-        ) from error
+        raise RecordError(f"cannot begin a record in {outputs}: {error.strerror or error}", hint=NAME_ANOTHER) from error
     return folder
 
 
@@ -110,6 +109,19 @@ def keep_beside(folder: Path, name: str, text: str, redactor: Redactor | None = 
     else:
         writer.write_text(name, json.dumps(cleaned, ensure_ascii=False, indent=1) + "\n", clean=False)
     return writer.run_dir / name
+
+
+NAME_ANOTHER = "name a folder that can be written, with --outputs or PROOFBOOK_OUTPUTS"
+
+
+def refuse_unwritable(outputs: Path) -> None:
+    """Raises BadParameter when no record can be begun there; asked before any machine is contacted."""
+    try:
+        outputs.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=outputs):
+            pass
+    except OSError as error:
+        raise BadParameter(f"no record can be written in {outputs}: {error.strerror or error}", hint=NAME_ANOTHER) from error
 
 
 class Archive:

@@ -104,7 +104,10 @@ def load(archive: Archive, run: str, *, undo: bool) -> Begun:
     others = _went_on(archive, begun)
     for brief in [_brief_of(begun.record), *others]:
         _refuse_ended(brief, run_id, undo=undo)
-    return Begun(begun.record, [archive.load(brief.run_id) for brief in others])
+    records = [archive.load(brief.run_id) for brief in others]
+    for record in (begun.record, *records):
+        _refuse_restored(record, plan.digest)
+    return Begun(begun.record, records)
 
 
 def refuse_two(archive: Archive, begun: Begun, own: str) -> None:
@@ -223,6 +226,16 @@ def _refuse_undoing(record: RunRecord) -> None:
             f"run {record.run_id} ({record.status}) is itself the taking back of run {undone}",
             hint=f"name that one: proofbook rollback {undone}",
         )
+
+
+def _refuse_restored(record: RunRecord, digest: str) -> None:
+    """A test or an experiment puts everything back itself: then there is nothing to go on with, nor to undo."""
+    for told in record.plans:
+        applied = told["applied"] if told["digest"] == digest else None
+        if applied and applied["outcome"] == "restored":
+            raise NoSuchRun(
+                f"run {record.run_id} has put everything back itself: {applied['summary']}", hint="nothing of it is left to undo"
+            )
 
 
 def _refuse_ended(brief: Brief, run_id: str, *, undo: bool) -> None:

@@ -197,8 +197,10 @@ def _print_outcome(outcome: Outcome, progress: Progress, *, as_json: bool) -> No
 
 
 def _print_conclusion(said: Mapping[str, str]) -> None:
-    because = f": {said['because']}" if said["because"] else ""
-    out.print(capped(f"{said['hypothesis'].rstrip('.')} ({said['outcome']}){because}"), markup=False)
+    from proofbook.model import hypothesis_word
+
+    because = f" {said['outcome'].capitalize()}: {said['because']}" if said["because"] else ""
+    out.print(capped(f"{hypothesis_word(said['outcome'])}: {said['hypothesis'].rstrip('.')}.{because}"), markup=False)
     if said["scope"]:
         out.print(capped(f"  holds for: {said['scope']}"), markup=False)
 
@@ -326,9 +328,10 @@ def show(
         err.print(
             f"DAMAGED: {found.journal.get('trouble')}; what follows is what can still be read", markup=False, style="bold red"
         )
-    out.print(found.as_text(), markup=False)
+    # WHY first: what the record says of the machine was true when it was written, and may be no longer
     for remark in filter(None, (standing, since)):
         out.print(remark, markup=False, style="bold")
+    out.print(found.as_text(), markup=False)
     out.print(f"record: {book.folder_of(found.run_id)}", markup=False)
 
 

@@ -110,9 +110,10 @@ def launch(
         procedure.accepts(typed, spec)
         keys = [api_key(service) for service in procedure.services(typed, spec)]  # the kernel reads them again by itself
         notebook = runbook_file(runbook)
+        folder = (outputs or outputs_folder()).resolve()
+        archive.refuse_unwritable(folder)
     except Refused as error:
         return refused(runbook, host, error)
-    folder = (outputs or outputs_folder()).resolve()
     run_id = new_run_id(runbook, spec.name, datetime.now(UTC))
     book = archive.Archive(folder)
     follower = _Follower(book, run_id, tell)
@@ -214,7 +215,7 @@ class _Follower(contextlib.AbstractContextManager["_Follower"]):
         self._thread = threading.Thread(target=self._follow, name="proofbook-follow", daemon=True)
         self.kernel_pid: int | None = None
         self._begun = ""  # what was last asked of the machine, while a change is neither kept nor taken back
-        self._guarded = False
+        self._verbs: set[str] = set()  # of the guard, that were sent for it
 
     @property
     def left(self) -> str:
@@ -222,12 +223,14 @@ class _Follower(contextlib.AbstractContextManager["_Follower"]):
         if not self._begun:
             return ""
         begun = f"\n  → run {self._run_id} had begun to change the machine (the last that was sent: {self._begun})"
-        if not self._guarded:
-            return f"{begun}: look what it does now before anything else"
-        return (
-            f"{begun}, and nothing was confirmed: its guard there takes it back when its time is over; "
-            "`systemctl list-timers 'proofbook-guard-*'` on the machine says when"
-        )
+        when = "`systemctl list-timers 'proofbook-guard-*'` on the machine says when"
+        if "confirm" in self._verbs:
+            return f"{begun}: it is kept, or its guard there takes it back; {when}, or that it is gone"
+        if "arm" in self._verbs:
+            return f"{begun}, and nothing was confirmed: its guard there takes it back when its time is over; {when}"
+        if "stage" in self._verbs:
+            return f"{begun}: the new files were brought there, and nothing was put in place"
+        return f"{begun}: look what it does now before anything else"
 
     def __enter__(self) -> _Follower:
         self._thread.start()
@@ -267,10 +270,12 @@ class _Follower(contextlib.AbstractContextManager["_Follower"]):
 
     def _note(self, event: str, data: Mapping[str, Any]) -> None:
         if event == "act.intent" and "proofbook-lease" not in data["argv"]:
-            self._begun = str(data["what"])
-            self._guarded = self._guarded or "proofbook-guard" in data["argv"]
+            self._begun, words = str(data["what"]), list(data["argv"])
+            if "proofbook-guard" in words:
+                self._verbs.add(words[words.index("proofbook-guard") + 1])
         elif event == "applied" and data["outcome"] in _OVER:
-            self._begun, self._guarded = "", False
+            self._begun = ""
+            self._verbs.clear()
 
 
 def followed(book: archive.Archive, run_id: str, tell: Tell | None) -> contextlib.AbstractContextManager[Any]:
@@ -345,7 +350,9 @@ def _outcome(
     copy, trouble = executed[0], redactor.text(executed[1], "message")
     folder = _settle(book, run_id)
     if folder is None:
-        gone = f"the record of run {run_id} is gone from {book.outputs}" if left else "the kernel ended before the run was opened"
+        gone = (
+            f"the record of run {run_id} is gone from {book.outputs}" if left else "the notebook ended before the run was opened"
+        )
         return _without_record(runbook, host, (trouble or gone) + left)
     found = book.load(run_id)
     message = _what_went_wrong(found) or left_by_hand(found) or ("" if found.status == RunStatus.COMPLETED else trouble)

@@ -36,7 +36,7 @@ _INJECTED = re.compile(r"\A\s*# Parameters\s*\n(?P<body>.*)", re.S)
 _ASSIGNED = re.compile(r"^(?P<name>[A-Za-z_]\w*)\s*(?::[^=\n]+)?=(?!=)", re.M)
 
 #: What is said of a run that nobody closed.
-LEFT_OPEN = "the kernel ended before the run was closed"
+LEFT_OPEN = "the notebook ended before the run was closed"
 
 _current: dict[str, Run] = {}
 

@@ -692,6 +692,7 @@ def _environment() -> Any:
         "some_lines": some_lines,
         "prose": _prose,
         "argv": argv_text,
+        "sentence": lambda text: text if str(text).rstrip().endswith((".", "!", "?")) else f"{str(text).rstrip()}.",
         "hypothesis": hypothesis_word,
         "first_line": _first_line,
         "decided": _decided,

@@ -64,6 +64,7 @@ def roll_back(run: str, *, who: str = "", outputs: Path | None = None, tell: Tel
             undoing.tell(what_it_costs(plan))
             undone = undoing.rollback(change, plan)
             undoing.check(*taking_back.checks(undone), look="after taking back")
+            undoing.note(taking_back.not_looked_at(plan, spec.name), kind="not-verified", title="beside what was taken back")
             undoing.close(f"Run {earlier.run_id}: {undone.summary}.")
         except ProofbookError as error:  # the run has said so in its journal
             trouble = "\n".join([str(error), *_who_holds(book, error, spec.name, earlier.run_id)])

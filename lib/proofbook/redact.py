@@ -73,6 +73,9 @@ _NOT_SECRET = {
 }  # fmt: skip
 
 
+_MARK = re.compile(r"\[redacted:[^\]\s]{1,80}\]")
+
+
 @lru_cache(maxsize=4096)
 def secret_name(name: str) -> bool:
     """Whether a variable, key or flag of this name holds a secret.
@@ -82,6 +85,7 @@ def secret_name(name: str) -> bool:
     >>> [secret_name(n) for n in ("max_total_num_tokens", "tokenizer_path", "eos_token_id", "PASSWORD_FILE", "PWD")]
     [False, False, False, False, False]
     """
+    name = _MARK.sub("", name)  # what was taken out of a text does not make a name of it
     low = name.lower().strip("-_. ")
     words = [w.lower() for w in _WORDS.findall(name)]
     if not words or low in _NOT_SECRET or words[-1] in _ABOUT:

@@ -22,6 +22,7 @@ import msgspec
 from proofbook.errors import (
     CannotTell,
     DiskFull,
+    GuardRefused,
     NoSuchRun,
     NotApproved,
     OtherMachine,
@@ -288,6 +289,7 @@ class Run:
         self._plan_seen: dict[str, datetime] = {}
         self._written: dict[str, str] = {}  # digest of a plan → digest of what the journal holds of it
         self._maybe_kept = False
+        self._back = ""  # how the state before is back
         self._changes: dict[str, Change] = {}
         self._status = RunStatus.RUNNING
         self._conclusion: Mapping[str, Any] | None = None
@@ -426,9 +428,12 @@ class Run:
                 f"`proofbook resume {self.about.run_id}` finds out, `proofbook rollback {self.about.run_id}` undoes it either way"
             )
         if self._unconfirmed is not None:
+            plan, run = self._unconfirmed.plan, self.about.run_id
+            minutes = plan.settings.get("guard_s", 0) / 60
+            when = f"{minutes:g} min after it was armed" if minutes else "when its time is over"
             return (
-                f". The change was begun and not confirmed: its guard on the machine takes it back when its time is over; "
-                f"`proofbook resume {self.about.run_id}` goes on with it, `proofbook rollback {self.about.run_id}` undoes it now"
+                f". In effect or half done, and not confirmed: {plan.title}; its guard on the machine takes it back {when}; "
+                f"`proofbook rollback {run}` undoes it now, `proofbook resume {run}` goes on with it"
             )
         return f". {acts} act(s) had been sent to the machine by then; look what it does now before anything else"
 
@@ -905,12 +910,16 @@ class Run:
         else:
             came_to = change.rollback(plan, hands, self.tell)
         self.came_to(came_to)
+        if came_to.outcome in ("restored", "rolled-back"):
+            self._back = came_to.summary
         return came_to
 
     def _kept(self, change: Change, plan: Plan, hands: _RunHands) -> Applied:
         try:
             return change.confirm(plan, hands, self.tell)
-        except (CannotTell, TransportError):
+        except (GuardRefused, PlanDrifted):
+            raise  # the machine itself said no
+        except BaseException:  # Ctrl-C and a full disk of ours too: the word was on its way
             self._maybe_kept = True
             raise
 
@@ -1039,12 +1048,16 @@ class Run:
             {
                 "status": status,
                 "verdict": verdict,
-                "summary": summary or self._summary(status, verdict),
+                "summary": " ".join(filter(None, (summary or self._summary(status, verdict), self._how_it_is_back()))),
                 "exit_code": exit_code(status, verdict),
             },
             durable=True,
         )
         self.host.close()
+
+    def _how_it_is_back(self) -> str:
+        """A sentence on what serves again, after what was done was taken back; "" otherwise."""
+        return f"{self._back[0].upper()}{self._back[1:]}." if self._back else ""
 
     def _summary(self, status: RunStatus, verdict: Verdict) -> str:
         once = {(f.check, f.subject, f.verdict, f.reason) for f in self._findings}  # the same at both looks counts once

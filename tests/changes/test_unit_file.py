@@ -181,6 +181,38 @@ def test_undoing_a_kept_change_may_die_at_every_act_and_is_gone_on_with(style: S
         assert lab.files() == before, "no guard is left that would bring the change back"
 
 
+@pytest.mark.parametrize("style", ["edit", "drop-in"])
+def test_an_undoing_whose_own_guard_fired_begins_anew_and_loses_nobodys_bytes(style: Style) -> None:
+    with machine("healthy") as lab:
+        before, change = lab.files(), lab.change(style=style)
+        plan, hands = lab.plan(change), lab.hands()
+        assert change.apply(plan, hands, print).outcome == "done"
+        assert change.confirm(plan, hands, print).outcome == "confirmed"
+        with pytest.raises(RunnerDied):
+            change.rollback(plan, lab.hands(dies_before=3), print)
+        path = plan.settings["files"][0]["path"]
+        on_the_machine(lab, "sh", "-c", f"mkdir -p {path.rpartition('/')[0]}; echo '# theirs' >> {path}")
+        lab.host.clock.sleep(2 * plan.settings["guard_s"])
+        assert argv_digest(lab.argv()) == plan.settings["argv_sha256"], "the change is back in effect"
+        with pytest.raises(RunnerDied):  # just after it has cleared away what the guard left
+            change.rollback(plan, lab.hands(dies_before=1), print)
+        undone_ = change.rollback(plan, hands, hands.told.append)
+        assert undone_.outcome == "rolled-back", undone_
+        assert lab.files() == before
+        (kept,) = undone_.facts["written_by_others"]
+        assert on_the_machine(lab, "cat", kept).endswith("# theirs\n")
+
+
+def test_what_was_kept_and_taken_back_is_not_kept_already(lab: Lab) -> None:
+    change, plan, hands = in_effect(lab)
+    assert change.confirm(plan, hands, print).outcome == "confirmed"
+    assert change.rollback(plan, hands, print).outcome == "rolled-back"
+    again = change.apply(plan, hands, print)
+    assert (again.outcome, again.summary) == (
+        "rolled-back", "this change was kept, and taken back since; nothing was applied again"
+    )  # fmt: skip
+
+
 def test_the_way_by_hand_out_of_a_half_undone_kept_change(lab: Lab) -> None:
     before, change = lab.files(), lab.change(style="edit")
     plan, hands = lab.plan(change), lab.hands()

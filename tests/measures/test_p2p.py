@@ -164,14 +164,15 @@ def waits(left_s: int) -> GuardStatus:
 def test_no_window_is_begun_that_could_outlast_the_guard() -> None:
     machine = Machine(lines(events()))
     found, bench = taken(machine, Bench(machine, [waits(600), waits(500)]), guard=GUARD, pair_deadline_s=60.0, grace_s=5.0)
-    assert json.loads(bench.host.asked[0].argv[3])["most_s"] == 600 - (60 + 30 + 5 + 30)
+    options = json.loads(bench.host.asked[0].argv[3])
+    assert (options["most_s"], options["window_s"]) == (600 - 120, 60 + 30 + 5 + 30), "over two minutes before the guard fires"
     assert (found.value["run"]["disturbed"], found.value["judged"]["allowed"]) == ([], True)
 
 
 @pytest.mark.parametrize(
     ("guard", "says"),
     [
-        (waits(100), "comes back in 100 s, and one window may take 185 s"),
+        (waits(304), "comes back in 304 s, and one window may take 305 s"),
         (replace(waits(100), state="fired"), "is not held back by a guard that waits"),
     ],
 )

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from proofbook.errors import LabError
 from proofbook.inventory import connect, load_inventory
 from proofbook.lab.real import debian, topology
 from proofbook.lab.real.box import Box
@@ -131,6 +132,7 @@ class VirtualMachine(Machine):
     def __init__(self, vm: Vm) -> None:
         super().__init__(vm)
         self.vm = vm
+        self.saved = True
 
     def fault(self, pci: str) -> None:
         """Let a stand-in write where it must not."""
@@ -152,8 +154,8 @@ class VirtualMachine(Machine):
 class Kept:
     """The virtual machines of this session, by name and release of Debian.
 
-    Each is booted once and its state saved; whoever needs it later begins there. Nobody runs it meanwhile: an idle machine under
-    emulation costs a busy one its time.
+    Each is booted once and its state saved, where it can be; whoever needs it later begins there. Nobody runs it meanwhile: an
+    idle machine under emulation costs a busy one its time.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -169,6 +171,8 @@ class Kept:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PROOFBOOK_LAB_DIR", str(folder))
             machine = self._machines.get((name, suite))
+            if machine is not None and not machine.saved:
+                machine.vm.down()
             if machine is None or machine.vm.status() is None:
                 folder.mkdir(exist_ok=True)
                 if not (folder / "cache").exists():
@@ -197,7 +201,12 @@ def _boot(name: str, suite: str) -> VirtualMachine:
         asked = "curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:30000/health || true"
         until(lambda: machine.sh(asked) == "200", "it serves", 300)
         machine.sh("nvidia-smi; sync")  # Python keeps what it compiled
-        vm.save()
+        try:
+            vm.save()
+        except LabError as why:  # QEMU's NVMe controller has a state that cannot be saved: such a machine is booted each time
+            if "non-migratable" not in str(why):
+                raise
+            machine.saved = False
     except BaseException:
         vm.down()
         raise

@@ -18,7 +18,7 @@ from proofbook.probes.kernel_log import KernelLog
 from proofbook.probes.pci import PciDevices
 
 from .conftest import Kept, VirtualMachine, until
-from .contract import A_VM, EVERYWHERE, LESS, Simulated, ask, rows, unexplained
+from .contract import A_VM, EVERYWHERE, LESS, Reasons, Simulated, ask, rows, unexplained
 from .runs import reboot_verification
 
 pytestmark = pytest.mark.vm
@@ -27,6 +27,12 @@ ALONE, *TOGETHER = topology.load("shared-group").gpus()
 #: What the kernel says to a new type for a group whose device has a driver, and for a group of several devices without one.
 REFUSALS = {"bookworm": ("EBUSY", "EINVAL"), "trixie": ("EPERM", "")}
 
+
+#: Where Debian's new release answers otherwise than the simulated machine, which is as its old one.
+NEWER: Reasons = (
+    (r"journalctl .*--show-cursor .*", r"exit status 1 simulated, 0 real", "systemd 257 calls nothing found no failure"),
+    (r"lsattr .*", r"exit status 0 simulated, 127 real", "a small Debian 13 comes without it"),
+)
 
 #: A release, and a machine of it.
 Suited = tuple[str, VirtualMachine]
@@ -111,7 +117,7 @@ def test_devices_with_drivers_of_the_kernel_itself(in_tree: VirtualMachine) -> N
 def test_the_new_release_answers_as_the_simulated_machine_does(in_tree: VirtualMachine, simulated: Simulated) -> None:
     with in_tree.transport() as transport:
         real = ask(transport.gather, simulated=False)
-    left = unexplained(rows(simulated["root"], real), EVERYWHERE + LESS + A_VM)
+    left = unexplained(rows(simulated["root"], real), EVERYWHERE + LESS + A_VM + NEWER)
     assert not left, "\n".join(left)
 
 

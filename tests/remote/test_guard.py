@@ -479,6 +479,37 @@ def test_what_somebody_else_wrote_is_kept(in_each_shell: Change) -> None:
     (kept,) = map(Path, fired.kept)
     assert (kept.parent, kept.read_bytes()) == (change.root.proofbook / "changes" / RUN, b"theirs\n")
     assert (change.is_now(), fired.fired_by) == ("old", "a run")
+    (kept,) = map(Path, change.do("clean").kept)
+    assert (kept.parent, kept.read_bytes()) == (change.root.proofbook / "theirs" / RUN, b"theirs\n"), "it outlives the change"
+
+
+def test_a_guard_that_tries_again_and_again_keeps_it_once(change: Change) -> None:
+    change.until("install")
+    change.unit.write_bytes(b"theirs\n")
+    change.root.script("mv", f'#!/bin/sh\ncase "$*" in *.old\\ *) exit 1 ;; esac\nexec {shutil.which("mv")} "$@"\n')
+    for _ in range(3):
+        failed = change.refused("fire")
+        assert (failed.state, len(failed.kept), change.unit.read_bytes()) == ("failed", 1, b"theirs\n")
+
+
+def test_without_a_way_back_what_is_there_stays(change: Change) -> None:
+    change.until("install")
+    change.do("suspend")  # the way back was used
+    change.unit.write_bytes(b"theirs\n")
+    change.root.script("cp", "#!/bin/sh\necho No space left on device >&2\nexit 1\n")
+    failed = change.refused("fire")
+    assert (failed.state, failed.kept, change.unit.read_bytes()) == ("failed", (), b"theirs\n")
+    assert any("the way back of" in line for line in failed.log)
+
+
+def test_a_link_to_a_folder_takes_no_file_in(change: Change, tmp_path: Path) -> None:
+    change.until("install")
+    change.unit.unlink()
+    (tmp_path / "theirs").mkdir()
+    change.unit.symlink_to(tmp_path / "theirs")
+    fired = change.do("fire")
+    assert (fired.state, change.unit.read_bytes(), list((tmp_path / "theirs").iterdir())) == ("fired", OLD, [])
+    assert [Path(kept).readlink() for kept in fired.kept] == [tmp_path / "theirs"]
 
 
 @pytest.mark.parametrize("fails", ["at once", "half-way"])

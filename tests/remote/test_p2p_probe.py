@@ -249,6 +249,24 @@ def test_a_process_that_no_signal_ends_stops_the_matrix(machine: Machine, tmp_pa
     assert judge_matrix(run).cells[C, A].state == "hung"
 
 
+def test_when_its_time_is_over_a_window_is_cut_off_and_nothing_is_called_hung_for_that(machine: Machine) -> None:
+    machine.plan(f"fault {A} {C} sm-store 0 1e12 stall", gpus=(A, C, B))
+    run = machine.run(status=3, most_s=8, window_s=0.01, pair_deadline_s=60, gone_s=1, phases=["pairs"])
+    assert run.stopped.startswith("the time that it had is over (8 s), in the middle of a window")
+    assert (run.ended, run.windows[-1].closed_s, run.windows[-1].pairs) == (True, None, ((A, C),))
+    assert "hung" not in outcomes(run.results)
+    judged = judge_matrix(run)
+    assert judged.cells[A, C].state == "not run"
+    assert judge_p2p(judged).allowed is None
+
+
+def test_no_window_is_opened_that_may_outlast_its_time(machine: Machine) -> None:
+    run = machine.run(status=3, most_s=1000, window_s=1001, phases=["pairs"])
+    assert (run.windows, run.results) == ((), ())
+    assert "but for less than a window may take" in run.stopped
+    assert judge_p2p(judge_matrix(run)).allowed is None
+
+
 def test_a_stuck_process_of_several_pairs_stops_the_matrix_too(machine: Machine, tmp_path: Path) -> None:
     machine.plan(f"fault {A} {C} ce-pull 5 1e12 stall", f"proc {tmp_path}")
     run = machine.run(status=3, proc=str(tmp_path), pair_deadline_s=6, gone_s=0.1, phases=["both-directions"], sizes=[MIB])

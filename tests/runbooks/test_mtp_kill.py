@@ -425,8 +425,8 @@ def test_the_guard_keeps_what_somebody_else_wrote(players: Player, ends: Ends) -
     let_pass(60)
     undone = players.roll_back(run)
     assert undone["status"] == "completed"
-    assert "what somebody else had written there is kept: /var/lib/proofbook/changes/" in players.record(undone).summary
-    kept = on_the_machine("sh", "-c", f"cat /var/lib/proofbook/changes/{run}/other.*")
+    assert "what somebody else had written there is kept: /var/lib/proofbook/theirs/" in players.record(undone).summary
+    kept = on_the_machine("sh", "-c", f"cat /var/lib/proofbook/theirs/{run}/other.*")
     assert kept.endswith("# theirs\n")
 
 
@@ -595,7 +595,7 @@ def test_a_new_run_says_at_its_first_look_that_a_dead_one_holds_the_machine(play
     new = players.play("run", parameters=PARAMETERS)
     assert (new["status"], new["verdict"]) == ("completed", "FAIL"), new["message"]
     record = players.record(new)
-    (said,) = [f for f in record.findings if f["check"] == "mtp.HeldByNobody"]
+    (said,) = [f for f in record.findings if f["check"] == "machine.HeldByNobody"]
     assert (said["look"], said["verdict"]) == ("before", "FAIL")
     assert f"run {dead} of " in said["reason"] and "its guard takes the change of" in said["reason"]
     assert f"`proofbook resume {dead}`" in said["what_to_do"] and f"`proofbook rollback {dead}`" in said["what_to_do"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -202,6 +203,7 @@ class Followed:
             "main_pid": self.main_pid,
             "timeline": list(self.story.timeline),
             "said": [{"signature": f.signature, "verdict": str(f.verdict), "reason": f.reason} for f in _worth(self.story)],
+            "cause_do": self.story.cause.what_to_do if self.story.cause is not None and not self.ready else "",
             "effective_running": start.capacity if start else None,
             "journal_gaps": list(self.gaps),
         }
@@ -373,7 +375,9 @@ def _because(story: StartStory, why: str, unit: str) -> str:
     if cause is None:
         return why
     line = f" ({cause.lines[0].strip()[:240]})" if cause.lines else ""
-    return f"{why}. {cause.reason.removeprefix(f'{unit}: ')}{line}"
+    # what it followed from stands in the log as a signature's id; the line beside it says more to a person
+    reason = re.sub(r" Caused by [a-z0-9-]+\.$", "", cause.reason.removeprefix(f"{unit}: "))
+    return f"{why}. {reason}{line}"
 
 
 def _peek(hands: Hands, tell: Tell, *probes: Probe[Any]) -> Seen:

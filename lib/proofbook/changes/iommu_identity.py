@@ -301,16 +301,15 @@ class _Acting:
 
     def _restore(self) -> Applied:
         self._reach()
-        by_its_guard = self._files_back()
+        before = self._files_back()
         if self._boot_is_needed():
             booted = self._boot(1, self.change.services)
             self.facts |= {**booted.facts, "boot": "B"}
             if booted.outcome != "done":
                 return self._by_hand(f"boot B: {booted.summary}")
         else:
-            already = "its guard had taken the files back and rebooted already"
-            why = already if by_its_guard else "the boot of the experiment never came"
-            self.tell(f"no reboot is needed: {why}; this boot is a clean one")
+            why = "the files were taken back before" if before else "the program of the experiment did not run in this boot"
+            self.tell(f"no reboot is needed: {why}, and no group is in the identity domain")
         return self._read_back()
 
     def _reach(self) -> None:
@@ -325,15 +324,15 @@ class _Acting:
             self.hands.proven("it answers again")
 
     def _files_back(self) -> bool:
-        """True when the machine's guard had done so by itself."""
+        """True when that had been done before, by the machine's guard or by another run."""
         status = self._status()
-        by_its_guard = status.fired_by == "its time"
+        before = status.state == "fired" or status.outcome == "fired"
         if status.state in ("staged", "armed", "firing", "failed"):
             self._guarded("take the files back", self.guard.fire())
             status = self._status()
         if status.state in ("fired", "staged"):
             self._guarded("remove what was kept for taking them back", self.guard.clean())
-        return by_its_guard
+        return before
 
     def _boot_is_needed(self) -> bool:
         """Not when the machine has had its boot back already: no type is identity, and the program did not run."""

@@ -25,6 +25,8 @@ DOWN_PATIENCE_S = 600.0
 #: How long until it must let us in again. Servers with much memory train it for many minutes.
 UP_PATIENCE_S = 1800.0
 POLL_S = 5.0
+#: How long systemd may say nothing of its own state after the login, seconds.
+_SILENT_S = 60.0
 #: A unit that systemd had to restart this often since the boot is in a loop; its checks will say so.
 HOPELESS_RESTARTS = 5
 
@@ -155,7 +157,9 @@ class Reboot(Change):
                 hands.proven("after a lost connection")
                 continue
             passed = _since(started, host)
-            booting = _read(seen, SystemState(), str, "") in ("starting", "initializing")
+            # WHY no answer counts too, for a while: right after the login systemd may not be ready to say anything
+            said = _read(seen, SystemState(), str, "")
+            booting = said in ("starting", "initializing") or (not said and passed < _SILENT_S)
             for spec, probe in probes.items():
                 if _is_ready(seen, probe):
                     ready[spec] = passed

@@ -72,12 +72,14 @@ class StandStill(Change):
             processes = seen.value(GpuProcesses())
         except CannotTell as why:
             return self._nothing(host, f"{self.service.spec} cannot be stopped", f"not possible: {why}")
-        if state.active != "active":
-            return self._nothing(host, f"{self.service.spec} does not run ({state.active})", "there is nothing to stop")
         others = sorted({f"{p.process} on {p.pci}" for p in processes if not p.of_unit(unit, container)})
         if held is not None or others:
-            reason = f"others compute too: {', '.join(others[:4])}" if others else f"{held_back_by(unit)} exists already"
+            # WHY also when it does not run: the guard of whoever holds it back would start it in the middle of the test
+            there = f"{held_back_by(unit)} exists already: another run holds it back"
+            reason = f"others compute too: {', '.join(others[:4])}" if others else there
             return self._nothing(host, f"{self.service.spec} is not stopped", f"not possible: {reason}")
+        if state.active != "active":
+            return self._nothing(host, f"{self.service.spec} does not run ({state.active})", "there is nothing to stop")
         stop_s = min((settings.timeout_stop_s or _STOP_AT_MOST_S) + _STOP_MARGIN_S, _STOP_AT_MOST_S)
         return self._planned(self.service, host, f"{state.active}/{state.sub}, {state.enabled}", stop_s)
 

@@ -311,11 +311,12 @@ class _Draft:
     def _pre_state(self) -> dict[str, Any]:
         """What the approval is bound to: no times, no process numbers, no measurements."""
         return {
-            "files": {f.path: f.sha256 for f in self.now.files},
-            "environment files": {
-                path: "absent" if text is None else hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+            # WHY pairs: as a name, a path with the word "token" in it would have its digest taken for a secret
+            "files": [[f.path, f.sha256] for f in self.now.files],
+            "environment files": [
+                [path, "absent" if text is None else hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()]
                 for path, text in sorted(self.now.environment.items())
-            },
+            ],
             "state": f"{self.state.active}/{self.state.sub}, {self.state.enabled}",
             "sglang": self.version.version,
             "command": argv_digest(self.argv_before),
@@ -440,11 +441,15 @@ class _Acting:
         if self.plan.empty:
             return self._applied("nothing-to-do", self.plan.title)
         status = self.status()
+        if self._undoes(status):
+            return self.rollback()
         if status.state in ("firing", "fired", "failed") or status.outcome == "fired":
             return self._fired_before(status)
         if status.state == "confirmed":
             status = self.guarded("finish keeping the change", self.guard.confirm())
         if status.state == "none" and status.outcome == "confirmed":
+            if self._all_old(self.look_files()):
+                return replace(self.rollback(), summary="this change was kept, and taken back since; nothing was applied again")
             return self._applied("nothing-to-do", f"this change was kept already{_at(status)}; nothing was applied again")
         if status.state == "none":
             self._stage()
@@ -462,6 +467,8 @@ class _Acting:
 
     def _fired_before(self, status: GuardStatus) -> Applied:
         """The machine has taken it back by itself, or tries to: that is seen through to its end, and nothing is applied again."""
+        if status.state == "none" and not self._all_old(self.look_files()):
+            return self.rollback()  # it was kept since, and its undoing begun
         match status.fired_by:
             case "its time":
                 before = (
@@ -707,7 +714,9 @@ class _Acting:
         status = self.status()
         if self._undoes(status):
             return self._take_back_kept_on(status)
-        if status.state == "none" and status.outcome != "fired":
+        if status.state == "confirmed":  # the keeping was cut off: it is brought to its end first
+            status = self.guarded("finish keeping the change", self.guard.confirm())
+        if status.state == "none":
             now = self.look_files()
             if not self._all_old(now):
                 return self._take_back_kept(now)
@@ -747,15 +756,14 @@ class _Acting:
         if argv_digest(running.argv) != self.settings["argv_before_sha256"]:
             return self._by_hand(f"the old files are back, and process {running.pid} does not run the old command")
         status = self.status()
+        if self._undoes(status) and status.state != "armed":
+            return self._by_hand(f"its own guard brought the change back in the middle ({status.state}): say it again")
         summary = f"the old files are back byte for byte, and {self.service.spec} serves with the old command again"
-        if status.kept:
-            # WHY it is not cleared away: it may be the only copy of what somebody else wrote.
-            self.facts["written_by_others"] = list(status.kept)
-            return self._applied(
-                "rolled-back", f"{summary}; what somebody else had written there is kept: {', '.join(status.kept)}"
-            )
         if status.state in ("fired", "staged"):
-            self.guarded("remove what was kept for taking it back", self.guard.clean())
+            status = self.guarded("remove what was kept for taking it back", self.guard.clean())
+        if status.kept:
+            self.facts["written_by_others"] = list(status.kept)
+            summary += f"; what somebody else had written there is kept: {', '.join(status.kept)}"
         return self._applied("rolled-back", summary)
 
     def _all_old(self, now: UnitFileSet) -> bool:
@@ -768,7 +776,7 @@ class _Acting:
     def _by_others(self, now: UnitFileSet) -> list[str]:
         """Files of the unit, not of this change, that are not as the plan saw them."""
         ours = {f["path"] for f in self.settings["files"]}
-        before = {path: digest for path, digest in self.plan.pre_state["files"].items() if path not in ours}
+        before = {path: digest for path, digest in dict(self.plan.pre_state["files"]).items() if path not in ours}
         present = {f.path: f.sha256 for f in now.files if f.path not in ours}
         return sorted(path for path in {*before, *present} if before.get(path) != present.get(path))
 
@@ -808,11 +816,6 @@ class _Acting:
             return self._old_in_effect()
         if status.state in ("firing", "failed"):
             self._fire()  # it must come to an end before anything else is put in place
-            status = self.status()
-        if status.kept:  # it may be the only copy, and would go with the rest
-            return self._by_hand(
-                f"what somebody else wrote meanwhile is kept in {', '.join(status.kept)}: move it elsewhere first"
-            )
         if status.state != "staged":
             self.guarded("remove what was kept for bringing the change back", self.guard.clean())
         return self._take_back_kept(self.look_files())

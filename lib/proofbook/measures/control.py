@@ -76,7 +76,7 @@ class ControlPrompts(Measure):
                 "speculation": speculation_of([r for case in cases for r in case["requests"]]),
                 "cases": cases,
                 "accept_length": cases[0]["accept_length"],
-                "steps_plus_one": config["speculative_num_steps"] + 1 if config["speculative_num_steps"] else None,
+                "steps_plus_one": _steps_plus_one(config["speculative_num_steps"]),
                 **self._agreement(answers, prompts),
             }
             return measured(self, live, unit="tokens/step", conditions=self._conditions(config, prompts), value=value)
@@ -96,6 +96,11 @@ class ControlPrompts(Measure):
             "deadline_s": self.answer_s,
             "compared_with": self.before.taken_at.isoformat() if self.before else "nothing",
         }
+
+
+def _steps_plus_one(steps: Any) -> int | None:
+    """What a verify step can give at most, None where the server does not say it in a way that can be believed."""
+    return steps + 1 if isinstance(steps, int) and not isinstance(steps, bool) and 0 < steps < 1000 else None
 
 
 def _cases(prompts: PromptSet, cap: int | None) -> list[_Case]:

@@ -393,7 +393,7 @@ def _config(said: Mapping[str, Any]) -> dict[str, Any]:
     listed = said.get("internal_states")
     states = [s for s in listed if isinstance(s, dict)] if isinstance(listed, list) else []
     arguments = {k: v for k, v in said.items() if k not in ("internal_states", "launch_command", "scheduler_info")}
-    found = {name: said.get(name) for name in CONFIG}
+    found = {name: value if isinstance(value := said.get(name), str | int | float | bool) else None for name in CONFIG}
     # WHY two names: --mamba-scheduler-strategy became --mamba-radix-cache-strategy in 0.5.14
     found["mamba_strategy"] = said.get("mamba_radix_cache_strategy", said.get("mamba_scheduler_strategy"))
     caps = [c for s in states if (c := _count(s, "effective_max_running_requests_per_dp"))]

@@ -36,6 +36,9 @@ _BACK_S, _END_S, _POLL_S = 1800.0, 900.0, 10.0
 _MOST = 256 * 1024 * 1024
 #: What a killed process may take to disappear, and the GPUs to come to rest after a window, seconds.
 _GONE_S = 30.0
+#: Before the guard's time is up the probe must be over, whatever it was doing: a last process killed (twice waited for), the
+#: grace of its window, the way back, seconds.
+_OVER_S = 2 * _GONE_S + 60.0
 
 
 @dataclass
@@ -86,7 +89,7 @@ class Matrix(Measure):
         left_s = self._left_s(bench)
         heard = _Heard()
         if left_s is None or left_s > self.window_s:
-            command = self._command(None if left_s is None else left_s - self.window_s)
+            command = self._command(None if left_s is None else left_s - _OVER_S)
             heard = self._listen(bench, command)
             if heard.lost:
                 self._fetch(bench, command, heard)
@@ -113,8 +116,8 @@ class Matrix(Measure):
 
     @property
     def window_s(self) -> float:
-        """What one window may take at the worst: every process killed at its deadline, and waited for."""
-        return window_at_worst_s(self.repeats, self.pair_deadline_s, self.grace_s)
+        """What must be left of the guard's time for a window to be begun."""
+        return window_at_worst_s(self.repeats, self.pair_deadline_s, self.grace_s) + _OVER_S
 
     def _left_s(self, bench: Bench) -> float | None:
         """Seconds until the machine starts the service again by itself, 0 when that is not known; None when none stands still."""
@@ -142,9 +145,11 @@ class Matrix(Measure):
 
     def _command(self, most_s: float | None) -> Command:
         pairs = [(a, b) for a in self.gpus for b in self.gpus if a != b] if self.gpus else None
+        window_s = round(self.window_s - _OVER_S)
+        limits = {"most_s": max(1, int(most_s)), "window_s": window_s} if most_s is not None else {}
         command = p2p_probe(
             state=self.state, pairs=pairs, paths=self.paths, sizes=self.sizes, repeats=self.repeats, phases=list(self.phases),
-            grace_s=self.grace_s, pair_deadline_s=self.pair_deadline_s, **({} if most_s is None else {"most_s": round(most_s)}),
+            grace_s=self.grace_s, pair_deadline_s=self.pair_deadline_s, **limits,
         )  # fmt: skip
         return replace(command, max_output=_MOST)
 
@@ -208,7 +213,10 @@ class Matrix(Measure):
 
 
 def window_at_worst_s(repeats: int, pair_deadline_s: float, grace_s: float) -> float:
-    """Seconds that a window may last: each process runs into its deadline, is killed, and takes its time to go."""
+    """Seconds that the window of a pair may last: each process runs into its deadline, is killed, and takes its time to go.
+
+    One may last longer (rechecks, several paths lost, all pairs at once); then it is cut off when the probe's time is over.
+    """
     return repeats * (pair_deadline_s + _GONE_S) + grace_s + _GONE_S
 
 

@@ -33,7 +33,9 @@ PlanDigest = Annotated[str, AfterValidator(_plan_digest)]
 def refuse_nameless(parameters: Any) -> None:
     """An approval without a name opens nothing: refused before any host is contacted."""
     if parameters.approved and not parameters.approver:
-        raise BadParameter("approved is given without approver", hint="say who approves: approver=<name>")
+        raise BadParameter(
+            "approved is given without approver", hint="say who approves: --approver YOUR-NAME (in a notebook: approver)"
+        )
 
 
 class ProcedureParameters(BaseModel):

@@ -19,6 +19,7 @@ from proofbook.changes.nothing import NotToBeMade
 from proofbook.checks import reboot as reboot_checks
 from proofbook.checks.baseline import BASELINE_SCHEMA, Baseline, Scope, baseline_from, baseline_to_json, before_after
 from proofbook.checks.boot import Rebooted
+from proofbook.checks.held import HeldByNobody
 from proofbook.checks.identity.evidence import PROBES, choose, gpus_seen, the_boot_before, the_trial
 from proofbook.checks.identity.preflight import FitForIdentity
 from proofbook.checks.identity.resets import ResetsListed, not_verified
@@ -168,7 +169,7 @@ def hypothesis(treated: tuple[str, ...]) -> str:
 def fit(run: Run, start: Start) -> tuple[Check, ...]:
     own = FitForIdentity(start.treated, run.parameters.console_confirmed, run.intent.console, run.intent.gpus)
     resets = (ResetsListed(start.treated, run.parameters.resets),) if run.parameters.resets else ()
-    return (own, *resets)
+    return (HeldByNobody(), own, *resets)
 
 
 def change(run: Run, start: Start, ready: Findings) -> Change:

@@ -7,6 +7,7 @@ known to fail, the steps behind it are left out: an outage is not prolonged for 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -15,12 +16,12 @@ from pydantic import Field, ValidationError, field_validator
 from proofbook.changes.nothing import NotToBeMade
 from proofbook.changes.unit_edit import UnitEdit
 from proofbook.changes.unit_file import EnableMTP, argv_digest
+from proofbook.checks.held import HeldByNobody
 from proofbook.checks.looking import counted
 from proofbook.checks.mtp import accepted as accepted_checks
 from proofbook.checks.mtp.asked import CanBeAsked
 from proofbook.checks.mtp.effect import took_effect
 from proofbook.checks.mtp.fit import KEY, FitToChange
-from proofbook.checks.mtp.held import HeldByNobody
 from proofbook.checks.mtp.holds import Holds
 from proofbook.checks.mtp.kept import KeptBefore
 from proofbook.checks.mtp.ladder import NEEDED, NOTHING_TO_DO
@@ -495,7 +496,7 @@ def decide(run: Run, applied: Applied, *findings: Findings) -> Decision:
         f"SGLang {applied.plan.settings.get('version', 'of a release that was not told')}",
         f"{spec.algorithm} with {spec.num_steps} steps, {spec.draft_tokens} draft tokens",
         f"concurrency {run.parameters.concurrency}, the prompts of this release of proofbook, at temperature 0 for timing",
-        *(f"a server with less room, {fact}" for fact in applied.plan.facts if fact.startswith(_ROOM) and "% less" in fact),
+        *(f"a server with less room, {price}" for price in _price(applied)),
     )
     not_verified = ["real traffic: the prompts are a fixed set", "longer than the stability window"]
     needed = [*NEEDED]
@@ -504,10 +505,18 @@ def decide(run: Run, applied: Applied, *findings: Findings) -> Decision:
     if any(f.look == IN_EFFECT_AGAIN for f in told):
         not_verified.append("the process that stays, under load: it was started after the stability window")
     decision = climb(told, scope=scope, not_verified=not_verified, needed=needed)
+    if decision.keep:
+        decision = replace(decision, because="; ".join([decision.because, *(f"the price: {price}" for price in _price(applied))]))
     if decision.keep and applied.outcome == "done":
         kept = {"service": service(run).spec, "argv_sha256": applied.plan.settings["argv_sha256"]}
         run.value(_KEPT, _KEPT_SCHEMA, kept)
     return decision
+
+
+def _price(applied: Applied) -> list[str]:
+    """How much room the drafts took, where that is more than is taken for nothing; told when what was "now" is over."""
+    falls = [fact for fact in applied.plan.facts if fact.startswith(_ROOM) and "% less" in fact]
+    return [fact.replace(" now →", " before →") for fact in falls]
 
 
 def _there(applied: Applied) -> bool:

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator
 
 from proofbook.changes.nothing import NotToBeMade
 from proofbook.changes.service import StandStill
+from proofbook.checks.held import HeldByNobody
 from proofbook.checks.looking import join
 from proofbook.checks.p2p import (
     FALLBACK,
@@ -62,6 +63,8 @@ __all__ = [
 ]
 
 _STORED, _SCHEMA = "p2p.matrix", 1
+#: How a plan without actions says why it must not be made.
+_NOT_POSSIBLE = "not possible: "
 _PAIR_COLUMNS = ("from", "to", "where", "claimed", "came out", "why", "GB/s", "us")
 #: Seconds of a window beside its grace: processes, copies, and the look whether the GPUs came to rest.
 _WINDOW_S = 15.0
@@ -147,12 +150,15 @@ def _services(run: Run) -> tuple[tuple[ServiceSpec, ContainerSpec | None], ...]:
 def claims(run: Run) -> tuple[Check, ...]:
     """What the machine says, and who is in the way. Raises NoSuchRun when there is nothing to compare with."""
     _earlier(run)  # WHY now: later a service stands still already
-    return PeerClaims(), GpusAreKnown(_services(run))
+    first = next((inside for _, inside in _services(run)), None)
+    alone = () if run.resuming else (HeldByNobody(first),)
+    return *alone, PeerClaims(), GpusAreKnown(_services(run))
 
 
 def room(run: Run, claims: Findings) -> Change:
     """Make room for the test: the one service on the GPUs stands still for a while; or nothing has to be stopped."""
-    reasons = tuple(f.reason for f in claims if f.check == GpusAreKnown.name and f.verdict not in (Verdict.PASS,))
+    asked = (HeldByNobody.name, GpusAreKnown.name)
+    reasons = tuple(f.reason for f in claims if f.check in asked and f.verdict is not Verdict.PASS)
     if reasons and not run.resuming:
         return NotToBeMade("The pair matrix", reasons)
     try:
@@ -207,6 +213,8 @@ def _guard(run: Run, applied: Applied) -> GuardState | None:
 def _why_not(applied: Applied, free: Findings) -> str:
     if applied.outcome not in ("done", "nothing-to-do"):
         return applied.summary
+    if applied.plan.empty and (impossible := [f for f in applied.plan.facts if f.startswith(_NOT_POSSIBLE)]):
+        return "; ".join(fact.removeprefix(_NOT_POSSIBLE) for fact in impossible)
     return "; ".join(f.reason for f in free if f.verdict is not Verdict.PASS)
 
 

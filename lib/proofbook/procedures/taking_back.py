@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from proofbook.model import Applied, Check, Finding, Probe, Seen, Suggested
+from proofbook.model import Applied, Check, Finding, Plan, Probe, Seen, Suggested
 from proofbook.procedures.base import Procedure, ProcedureParameters
 
 
@@ -54,6 +54,16 @@ class TakenBack(Check):
                 what_to_do="on the machine, by hand: " + "; ".join(by_hand) if by_hand else "look at the machine on its console",
             )
         ]
+
+
+def not_looked_at(plan: Plan, host: str) -> str:
+    """What is left open when a change was taken back, and what answers it."""
+    if any("reboot" in word for action in plan.undo for word in action.argv):
+        return (
+            "whether the services of the machine serve again, and what comes later than its boot: "
+            f"`proofbook run reboot-verification --host {host}` answers it"
+        )
+    return "how the service answers under load, and whether it goes on doing so"
 
 
 def checks(undone: Applied) -> tuple[Check, ...]:

@@ -170,6 +170,9 @@ report() {
     done < "$d/manifest"
     tail -n 20 "$d/log" 2> /dev/null | sed 's/^/log /'
   fi
+  for s in "$base/theirs/$id"/*; do
+    if [ -e "$s" ] || [ -L "$s" ]; then printf 'kept %s\n' "$s"; fi
+  done
   s=$(systemctl show --property=LoadState --property=ActiveState --property=SubState --property=UnitFileState -- "$guard.timer" 2> /dev/null | tr '\n' ' ')
   printf 'guard %s\n' "$s"
   printf 'storage %s\n' "$(storage)"
@@ -432,17 +435,26 @@ suspend_files() {
 
 # ----------------------------------------------------------------------------------------------------------- fire
 
+# A name that is not taken: what it begins with, and the time.
+free_name() {
+  s=$(now)
+  while [ -e "$1.$s" ] || [ -L "$1.$s" ]; do s=$((s + 1)); done
+  printf '%s\n' "$1.$s"
+}
 # Keeps what somebody else wrote at a path of the change: it may be the only copy. What holds it then is named by "kept".
 keep_theirs() {
   [ ! -d "$path" ] || [ -L "$path" ] || { log "fire: $path is a folder now"; return 1; }
-  kept=$d/other.$n.$(now)
+  for kept in "$d/other.$n".*; do # a guard that tries again every minute keeps it once
+    if [ "$has" != odd ] && [ "$(present "$kept")" = "$has" ]; then return 0; fi
+  done
+  kept=$(free_name "$d/other.$n")
   # No copy of a pipe or a device: reading it may never end.
   if { [ -L "$path" ] || [ -f "$path" ]; } && cp -pP -- "$path" "$kept" && [ "$(present "$kept")" = "$has" ]; then
     flush "$kept" "$d"
   else
     # A full disk has no room for a copy, but a name can be had, beside it.
     rm -f -- "$kept"
-    kept=$dir/.proofbook-$id.$n.theirs.${kept##*.}
+    kept=$(free_name "$dir/.proofbook-$id.$n.theirs")
     mv -- "$path" "$kept" && flush "$dir" || { log "fire: $path was written by somebody else and cannot be kept"; return 1; }
   fi
   log "fire: $path was neither old nor new; what it held is kept in $kept"
@@ -450,17 +462,19 @@ keep_theirs() {
 give_back() {
   has=$(present "$path")
   if [ "$has" != "$old" ]; then
+    # The way back first: without it, what is there stays, whosever it is. A unit without its file is worse than either.
+    if [ "$old" != absent ]; then
+      [ -d "$dir" ] || { mkdir -p -- "$dir" && chmod 755 -- "$dir"; }
+      [ "$(present "$back")" = "$old" ] || { cp -p -- "$d/old/$n" "$back" && flush "$back"; }
+      [ "$(present "$back")" = "$old" ] || { log "fire: the way back of $path cannot be written (is the disk full?)"; bad=1; return; }
+    fi
     case $has in
       absent | "$new") ;;
       *) keep_theirs || { bad=1; return; } ;;
     esac
-    if [ "$old" = absent ]; then
-      rm -f -- "$path"
-    else
-      [ -d "$dir" ] || { mkdir -p -- "$dir" && chmod 755 -- "$dir"; }
-      [ "$(present "$back")" = "$old" ] || { cp -p -- "$d/old/$n" "$back" && flush "$back"; }
-      [ "$(present "$back")" = "$old" ] && mv -f -- "$back" "$path" && relabel "$path"
-    fi
+    # A link that leads to a folder would take the file in.
+    if [ "$old" = absent ] || [ -L "$path" ]; then rm -f -- "$path"; fi
+    [ "$old" = absent ] || { mv -f -- "$back" "$path" && relabel "$path"; }
     flush "$dir"
     has=$(present "$path")
   fi 2> /dev/null
@@ -567,6 +581,12 @@ finish() {
   remove
 }
 remove() {
+  for s in "$d"/other.*; do # it may be the only copy of what somebody else wrote, so it outlives the change
+    [ -e "$s" ] || [ -L "$s" ] || continue
+    mkdir -p -- "$base/theirs/$id" && mv -- "$s" "$(free_name "$base/theirs/$id/$(echo "${s##*/}" | cut -d. -f1,2)")" ||
+      fail 73 "what somebody else wrote cannot be kept elsewhere: $s"
+    flush "$base/theirs/$id" "$base/theirs" "$base"
+  done
   mv -- "$d" "$all/.gone.$id" || fail 73 "$d cannot be removed"
   flush "$all"
   rm -rf -- "$all/.gone.$id"

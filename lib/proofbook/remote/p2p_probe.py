@@ -48,7 +48,8 @@ DEFAULTS: dict[str, Any] = {
     "step_deadline_s": 30,  # for what is queued on a GPU to come to its end
     "gone_s": 30,  # for a killed process to disappear: the kernel takes down what it held on the GPU
     "grace_s": 5,  # after each window, for the kernel's late lines (it tells what it suppressed only afterwards)
-    "most_s": 0,  # no window is opened once so much time has passed; 0: however long it takes
+    "most_s": 0,  # everything is over after so many seconds, in the middle of a window too; 0: however long it takes
+    "window_s": 0,  # no window is opened with less of that left
     "idle_s": 10,  # after each window, for the GPUs to come to rest
     "lockstep": False,  # True: before each window and after it, wait for a line "go <number of the window>" on stdin
     "library": "",  # the driver library; "" is $PROOFBOOK_LIBCUDA, else libcuda.so.1
@@ -961,6 +962,7 @@ class Probe:
         self.options, self.report = options, report
         self.kernel = kernel or Kernel(options["kmsg"])
         self.window = 0
+        self.began = 0.0
         self.unfit: dict[str, str] = {}  # GPUs that no further pair may use, and why
         self.broken: dict[tuple[str, str], str] = {}  # pairs that are not tried together with others, and why
         self.suspect: set[str] = set()
@@ -1015,8 +1017,8 @@ class Probe:
         """Begin a window: from here on, what the kernel says belongs to ``pairs``."""
         if not self.report.heard:
             raise Stop("nobody reads the answers any more")
-        if 0 < self.options["most_s"] < self.clocks()["monotonic_s"] - self.began:
-            raise Stop(f"the time that it had is over ({self.options['most_s']:.0f} s)")
+        if self.left_s() < self.options["window_s"]:
+            raise Stop(f"the time that it had is over ({self.options['most_s']:.0f} s), but for less than a window may take")
         self.window += 1
         self.drain(None)
         self.report("window", n=self.window, phase=phase, pairs=[list(p) for p in pairs], **self.clocks())
@@ -1046,9 +1048,10 @@ class Probe:
         """Run ``work`` in a process of its own. Its events, passed on; ``self.why`` says why it did not end well."""
         self.events = events = []
         self.why, self.failed = "", False
+        self.in_time()
         child = Child(self, work)
         try:
-            for line in child.lines(self.options["pair_deadline_s"]):
+            for line in child.lines(min(self.options["pair_deadline_s"], max(0.0, self.left_s()))):
                 event = json.loads(line)
                 if event["event"] == "_failed":
                     self.why, self.failed = event["why"], True
@@ -1057,9 +1060,22 @@ class Probe:
                 events.append(event)
         finally:
             child.end()
+        if child.timed_out:
+            self.in_time()  # cut off by that, it is no copy that hung
         self.why = self.why or child.ended()
         self.timed_out, self.lingered = child.timed_out, child.killed
         return events
+
+    # -- the time that it has
+
+    def left_s(self) -> float:
+        """Seconds until everything must be over."""
+        most = self.options["most_s"]
+        return most - (self.clocks()["monotonic_s"] - self.began) if most else float("inf")
+
+    def in_time(self) -> None:
+        if self.left_s() <= 0:
+            raise Stop(f"the time that it had is over ({self.options['most_s']:.0f} s), in the middle of a window")
 
     # -- are they at rest?
 
@@ -1101,7 +1117,7 @@ class Probe:
         rows, said = {}, b""
         child = Child(self, work)
         try:
-            for line in child.lines(self.options["pair_deadline_s"]):
+            for line in child.lines(min(self.options["pair_deadline_s"], max(0.0, self.left_s()))):
                 said = line
                 cells = [cell.strip() for cell in line.decode("utf-8", "replace").split(",")]
                 if len(cells) == 3 and re.match(r"^[0-9a-fA-F:.]+$", cells[0]) and cells[1].isdigit():
@@ -1273,6 +1289,8 @@ def read_options(text: str) -> dict[str, Any]:
         options["pairs"] = [[address_of(a), address_of(b)] for a, b in options["pairs"]]
         if not options["pairs"] or any(a == b for a, b in options["pairs"]):
             raise ValueError("pairs are of two different GPUs")
+    if options["most_s"] < 0 or options["window_s"] < 0:
+        raise ValueError("most_s and window_s must not be negative")
     for name in ("pair_deadline_s", "step_deadline_s", "gone_s", "repeats", "together_size"):
         if not options[name] > 0:
             raise ValueError(f"{name} must be more than 0")

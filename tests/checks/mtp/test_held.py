@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proofbook.checks.mtp.held import HeldByNobody
+from proofbook.checks.held import HeldByNobody
 from proofbook.checks.mtp.nothing import NothingToChange
 from proofbook.model import Identity, Plan
 from proofbook.probes.change_state import Held, HeldMachine

@@ -60,13 +60,14 @@ from .conftest import (
 @pytest.mark.parametrize(
     ("length", "verdict", "why"),
     [
+        (0.5, "UNKNOWN", "a step gives 1 at least"),
         (1.0, "FAIL", "no draft is accepted"),
         (1.19, "FAIL", "no draft is accepted"),
         (1.2, "WARN", "doubtful"),
         (1.5, "WARN", "doubtful"),
         (1.6, "WARN", "far from the 6 that 5 steps could give"),
         (6.1, "PASS", "6.10 tokens a step"),
-        (6.4, "UNKNOWN", "where a step gives 6 at most: the server's counts cannot be believed"),
+        (6.4, "UNKNOWN", "where a step gives 1 at least and 6 at most: the server's counts cannot be believed"),
         (5.0, "PASS", "5.00 tokens a step on the control prompt (lowest 4.90) of at most 6"),
     ],
 )

@@ -176,7 +176,7 @@ class FitForIdentity(Check):
             return self.failed(
                 f"nobody confirmed that the console can be reached ({where})",
                 action=Suggested.CONSOLE,
-                what_to_do="Log in there, make sure that the power can be cycled, then set console_confirmed.",
+                what_to_do="Log in there, make sure that the power can be cycled, then say so: -p console_confirmed=true.",
             )
         return self.passed(f"the operator confirmed that the console can be reached ({where})")
 

@@ -22,6 +22,8 @@ BROKEN, DOUBTFUL = 1.2, 1.5
 NEAR = 0.6
 #: More than steps + 1 no step can give; the first token of an answer, which comes before any step, is what lies between.
 CANNOT_BE = 1.05
+#: Nor less than one, but for the steps of a request that ended in their middle.
+LEAST = 0.95
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,9 @@ class DraftsAreAccepted(_OfControl):
             return self.unknown("the answers say nothing about verification steps, so no accept length can be told", **about)
         lowest = greedy.get("lowest_accept_length")
         words = f"{length:.2f} tokens a step on the control prompt (lowest {lowest if lowest is None else f'{lowest:.2f}'})"
-        if full and length > CANNOT_BE * full:
-            return self.unknown(f"{words}, where a step gives {full} at most: the server's counts cannot be believed", **about)
+        if length < LEAST or (full and length > CANNOT_BE * full):
+            bounds = f"1 at least and {full} at most" if full else "1 at least"
+            return self.unknown(f"{words}, where a step gives {bounds}: the server's counts cannot be believed", **about)
         if length < BROKEN:
             return self.failed(
                 f"{words}: no draft is accepted, each step costs more and gives nothing",

@@ -108,7 +108,8 @@ class Started(Check):
             return [self.not_checked(applied.summary, **about)]
         if applied.outcome != "done":
             lines = tuple(said["reason"] for said in facts.get("said", ())[:4])
-            what = "Take it back; the first error of the first attempt is the cause, later ones follow from it."
+            follows = "Take it back; the first error of the first attempt is the cause, later ones follow from it."
+            what = f"Take it back. {facts['cause_do']}" if facts.get("cause_do") else follows
             if self._failed is not None:
                 log, why = tell(seen, self._failed).pair
                 kept = f"{counted(len(log.entries), 'journal line')} of it kept" if log is not None else f"its journal: {why}"

@@ -35,7 +35,7 @@ RUNGS = (
 NOTHING_TO_DO = "NOTHING_TO_DO"
 
 _RUNG_OF = {
-    "mtp.HeldByNobody": "PREFLIGHT_FAIL",
+    "machine.HeldByNobody": "PREFLIGHT_FAIL",
     "mtp.FitToChange": "PREFLIGHT_FAIL",
     "mtp.NothingToChange": "PREFLIGHT_FAIL",
     "mtp.CanBeAsked": "PREFLIGHT_FAIL",

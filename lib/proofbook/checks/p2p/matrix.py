@@ -319,13 +319,19 @@ def _locals(run: P2pRun, windows: Sequence[WindowVerdict]) -> dict[str, str]:
     return found
 
 
+#: Why a probe stops without a fault of what it tested.
+_NO_FAULT = ("the time that it had is over", "nobody reads the answers any more")
+
+
 def _problems(run: P2pRun, windows: Sequence[WindowVerdict], restarted: bool, boot_now: str) -> list[str]:
     problems = []
     if run.refused:
         problems.append(f"the probe refused to run: {run.refused}")
     if restarted:
         problems.append(f"the machine restarted in the middle: boot {short_id(run.boot_id)}… began, {short_id(boot_now)}… runs")
-    if run.stopped:
+    if run.stopped.startswith(_NO_FAULT):
+        problems.append(f"the probe did not come to its end: {run.stopped}")
+    elif run.stopped:
         problems.append(f"the probe stopped before its end: {run.stopped}")
     elif not run.ended and not run.refused:
         begun = run.under_way or {}

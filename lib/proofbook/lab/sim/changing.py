@@ -160,6 +160,7 @@ class Change:
                 out.append(f"file {word} {one.old} {one.new} {one.path}")
                 out += [f"kept {path}" for path, node in self.system.files.items() if node and path.startswith(self._theirs(one))]
             out += [f"log {line}" for line in self.disk.text(f"{self.folder}/log").splitlines()[-20:]]
+        out += [f"kept {path}" for path in self.disk.below(self._theirs_after)]
         timer = self.system.units.get(self.timer)
         shown = ("loaded", timer.active, timer.sub, "enabled") if timer else ("not-found", "inactive", "dead", "")
         names = ("LoadState", "ActiveState", "SubState", "UnitFileState")
@@ -333,7 +334,14 @@ class Change:
         if self.state not in ("none", "staged", "fired"):
             raise Refusal(77, f"a change that is {self.state} is not removed: its old files may be the only copy")
         self.drop_guard()
+        for path in [p for p in self.disk.below(self.folder) if p.startswith(f"{self.folder}/other.")]:
+            self.disk.put(f"{self._theirs_after}/{path.rpartition('/')[2]}", self.disk.node(path))
         self.disk.remove(self.folder)
+
+    @property
+    def _theirs_after(self) -> str:
+        """Where what somebody else wrote is kept when the change itself is cleared away."""
+        return f"{_BASE}/theirs/{self.run}"
 
     def drop_guard(self) -> None:
         self.life.cancel("guard_due", self.system.name, self.run)
@@ -391,6 +399,9 @@ class Change:
 
     def _keep_theirs(self, one: _File) -> None:
         """A copy of what somebody else wrote; the file itself, by another name, where a full disk has no room for one."""
+        earlier = [p for p in self.disk.below(self.folder) if p.startswith(self._theirs(one)[0])]
+        if any(self.disk.present(path) == self.disk.present(one.path) for path in earlier):
+            return
         kept = self._theirs(one)[0] + str(int(self.life.now))
         try:
             self.disk.put(kept, self.disk.node(one.path), grows=True)

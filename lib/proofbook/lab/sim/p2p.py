@@ -233,6 +233,7 @@ class _Probe(Probe):
 
     def ask(self, work: Callable[[Report], None]) -> list[dict[str, Any]]:
         """What a process of the probe says: the machine is asked instead of a driver."""
+        self.in_time()
         self.events = []
         self.why, self.failed, self.timed_out, self.lingered = "", False, False, False
         code, _, _ = self.player.cuda

@@ -22,7 +22,7 @@ class HeldByNobody(Check):
     """
 
     container: ContainerSpec | None = None
-    name: ClassVar[str] = "mtp.HeldByNobody"
+    name: ClassVar[str] = "machine.HeldByNobody"
     title: ClassVar[str] = "Does no other run change this machine?"
 
     def needs(self) -> tuple[Probe[Any], ...]:
