@@ -303,7 +303,7 @@ def test_apply_itself_refuses_whatever_the_cells_did(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("approver", "approved", "why"),
-    [("", "{digest}", "who approves"), ("alice", "sha256:" + "0" * 64, "it is for sha256:0000")],
+    [("", "{digest}", "who approves"), ("alice", "sha256:" + "0" * 64, "it is for another plan than that of now")],
 )
 def test_an_approval_must_name_a_person_and_exactly_this_plan(tmp_path: Path, approver: str, approved: str, why: str) -> None:
     s = setting(tmp_path)

@@ -179,7 +179,7 @@ class RunRecord:
         ]
         if self.status not in (RunStatus.COMPLETED, RunStatus.RUNNING):
             why = _ENDED_EARLY.get(RunStatus(self.status), "")
-            listed.insert(0, {"kind": "run ended early", "what": "Everything after the last step below", "why": why})
+            listed.insert(0, {"kind": "run ended early", "what": "Everything after its last step", "why": why})
         return list({(n["what"], n["why"]): n for n in listed}.values())
 
     @property
@@ -635,6 +635,11 @@ def load_record(run_dir: Path) -> RunRecord:
     return from_events(reading.events, reading)
 
 
+def _after(text: Any, title: Any) -> str:
+    """A text without the title that it begins with, to stand behind that title."""
+    return str(text).removeprefix(f"{title}: ")
+
+
 # -------------------------------------------------------------------------------------------- rendering
 
 
@@ -692,6 +697,7 @@ def _environment() -> Any:
         "some_lines": some_lines,
         "prose": _prose,
         "argv": argv_text,
+        "after": _after,
         "sentence": lambda text: text if str(text).rstrip().endswith((".", "!", "?")) else f"{str(text).rstrip()}.",
         "hypothesis": hypothesis_word,
         "first_line": _first_line,
@@ -913,7 +919,10 @@ def _notebook(record: RunRecord, events: Sequence[Event], excerpts: _Excerpts) -
             "\n".join(
                 [
                     "## Not verified",
-                    *[f"- **{_markdown_text(n['what'])}**: {_markdown_text(n['why'])}" for n in record.not_verified],
+                    *[
+                        f"- **{_markdown_text(n['what'])}**: {_markdown_text(_after(n['why'], n['what']))}"
+                        for n in record.not_verified
+                    ],
                 ]
             )
         )

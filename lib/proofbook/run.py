@@ -720,7 +720,7 @@ class Run:
             )
             raise NotApproved(
                 f"the approval does not open this gate: {reason}",
-                hint=f"the plan of now is {plan.digest}; read it and approve that one",
+                hint="run again without --approve: it shows the plan of now, and what to type to approve that one",
             )
         approval = Approval(plan.digest, approver, how, datetime.now(UTC), self._issuer(plan, how))
         self._approved[plan.digest] = approval
@@ -751,7 +751,7 @@ class Run:
             return "it does not say who approves (approver is empty)"
         if approved != plan.digest:
             differs = "the machine, the parameters, or the approvals that were used there differ from what was read"
-            return f"it is for {approved}, and the plan of now is {plan.digest} ({differs})"
+            return f"it is for another plan than that of now ({differs}): {approved[:19]}…, not {plan.digest[:19]}…"
         issued = self.memory.issued(approved)
         if self._earlier is not None and self._earlier.approval(approved) is not None:
             return ""  # the change was begun in time; leaving it half done helps nobody
