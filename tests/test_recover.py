@@ -12,7 +12,7 @@ import pytest
 
 from proofbook import begun, changes, launch, notebook, recover
 from proofbook.archive import Archive, new_run_dir
-from proofbook.errors import LeaseHeld, NoSuchRun
+from proofbook.errors import CannotConnect, LeaseHeld, NoSuchRun
 from proofbook.journal import Journal, Writer
 from proofbook.model import Action, Identity, Plan, RunStatus, Verdict
 from proofbook.record import RunRecord, finish
@@ -130,6 +130,18 @@ def test_the_run_that_holds_the_machine_is_named_with_what_to_type(tmp_path: Pat
     assert "proofbook lease break gpu01 r7 --who YOUR-NAME" in lines[1]
     assert lines[-1] == f"  → then: proofbook rollback {RUN}"
     assert recover._who_holds(book, NoSuchRun("x"), "gpu01", RUN) == []
+
+
+def test_a_machine_that_does_not_let_us_in_may_be_rebooting(tmp_path: Path) -> None:
+    host = Identity("gpu01", "gpu-hv1", "4f" * 16, "c3" * 16, "ssh-ed25519 SHA256:x", "root", 0)
+    undo = (Action("take the files back"), Action("boot B", ("systemctl", "reboot")))
+    plan = Plan("iommu-identity", "x", host, {}, (), undo, "", (), 0.0, settings={"guard_s": 5400})
+    lines = recover._unreached(CannotConnect("cannot connect"), plan, RUN, "10.0.0.7")
+    assert "its guard takes it back by itself 90 min after it was armed" in lines[0]
+    assert f"say `proofbook rollback {RUN}` again in a few minutes" in lines[1]
+    assert "its console (10.0.0.7)" in lines[2]
+    assert lines[3:] == ["      take the files back", "      boot B systemctl reboot"]
+    assert recover._unreached(LeaseHeld("held"), plan, RUN, "") == []
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Both first find out on the machine what happened; the journal of the dead run sa
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 from proofbook import begun, changes, launch, notebook
 from proofbook.archive import Archive
-from proofbook.errors import BadParameter, LeaseHeld, ProofbookError, Refused
+from proofbook.errors import BadParameter, LeaseHeld, ProofbookError, Refused, TransportError
 from proofbook.inventory import load_inventory
 from proofbook.model import Plan, RunStatus, Verdict, exit_code
 from proofbook.procedures import taking_back
@@ -67,7 +68,8 @@ def roll_back(run: str, *, who: str = "", outputs: Path | None = None, tell: Tel
             undoing.note(taking_back.not_looked_at(plan, spec.name), kind="not-verified", title="beside what was taken back")
             undoing.close(f"Run {earlier.run_id}: {undone.summary}.")
         except ProofbookError as error:  # the run has said so in its journal
-            trouble = "\n".join([str(error), *_who_holds(book, error, spec.name, earlier.run_id)])
+            ways = [*_who_holds(book, error, spec.name, earlier.run_id), *_unreached(error, plan, earlier.run_id, spec.console)]
+            trouble = "\n".join([str(error), *ways])
             undoing.abort(trouble)
     return _outcome(book, run_id, spec.name, trouble)
 
@@ -92,6 +94,21 @@ def _who_holds(book: Archive, error: ProofbookError, host: str, undone: str) -> 
         return []
     then = f"then: proofbook rollback {undone}"
     return [f"  → {line}" for line in (*begun.next_steps(book, error.run, host), then)]
+
+
+def _unreached(error: ProofbookError, plan: Plan, undone: str, console: str) -> list[str]:
+    """What to do when the machine does not let us in: it may be rebooting, or never come back by itself."""
+    if not isinstance(error, TransportError):
+        return []
+    guard = plan.settings.get("guard_s")
+    itself = f"; its guard takes it back by itself {guard / 60:g} min after it was armed" if guard else ""
+    by_hand = [" ".join(filter(None, (action.what, shlex.join(action.argv)))) for action in plan.undo]
+    return [
+        f"  → this did not bring it back{itself}",
+        f"  → if the machine reboots just now, say `proofbook rollback {undone}` again in a few minutes",
+        f"  → if it stays away, look at its console ({console or 'the inventory names none'}); what undoes the change there:",
+        *(f"      {line}" for line in by_hand),
+    ]
 
 
 def _outcome(book: Archive, run_id: str, host: str, trouble: str) -> launch.Outcome:
