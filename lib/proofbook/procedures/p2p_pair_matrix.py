@@ -369,4 +369,6 @@ def _bad_in_short(measured: Measurement | None) -> str:
     pairs = [pair for of in bad_pairs(measured.value).values() for pair in of] if measured is not None else []
     if not pairs:
         return ""
-    return f"Bad: {join((f'{src} to {dst}' for src, dst in pairs), 6)}. {serve_without(FALLBACK)}"
+    which = usable(measured.value) if measured is not None else ""
+    bad = join((f"{src} to {dst}" for src, dst in pairs), 6)
+    return f"Bad: {bad}. {which[:1].upper()}{which[1:]}. {serve_without(FALLBACK)}"

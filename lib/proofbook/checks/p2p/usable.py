@@ -72,8 +72,12 @@ def bad_pairs(value: Mapping[str, Any]) -> dict[str, dict[Pair, str]]:
 
 
 def named(of: Mapping[Pair, str], at_most: int) -> str:
-    """Pairs with what is wrong with each, one after the other."""
-    return join((f"{src} to {dst} ({how})" for (src, dst), how in of.items()), at_most)
+    """Pairs with what is wrong with them, which is said once for all that have the same wrong with them."""
+    shown: dict[str, list[str]] = {}
+    for (src, dst), how in list(of.items())[:at_most]:
+        shown.setdefault(how, []).append(f"{src} to {dst}")
+    groups = [f"{', '.join(pairs)} ({how})" for how, pairs in shown.items()]
+    return "; ".join(groups) + (f" and {len(of) - at_most} more" if len(of) > at_most else "")
 
 
 def failed_in_short(cell: Mapping[str, Any]) -> str:
