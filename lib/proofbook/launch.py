@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from proofbook import archive, procedures
+from proofbook import archive, errors, procedures
 from proofbook.errors import BadParameter, ProofbookError, RecordError, Refused
 from proofbook.inventory import api_key, load_inventory
 from proofbook.model import RunStatus, Verdict, exit_code, worst
@@ -158,7 +158,8 @@ def _execute(notebook: Path, parameters: dict[str, Any], run_id: str) -> tuple[s
                 start_timeout=120,
             )
         except PapermillExecutionError as error:
-            trouble = f"{error.ename}: {error.evalue}"
+            ours = hasattr(errors, error.ename)  # then the sentence says it all
+            trouble = str(error.evalue) if ours else f"{error.ename}: {error.evalue}"
         except KeyboardInterrupt:
             trouble = "interrupted"
         except Exception as error:  # papermill and its kernel client raise many kinds; the journal decides, this is its footnote
