@@ -331,7 +331,9 @@ class _Acting:
             self._guarded("take the files back", self.guard.fire())
             status = self._status()
         if status.state in ("fired", "staged"):
-            self._guarded("remove what was kept for taking them back", self.guard.clean())
+            cleared = self._guarded("remove what was kept for taking them back", self.guard.clean())
+            if cleared.kept:
+                self.tell(f"what somebody else had written there is kept: {', '.join(cleared.kept)}")
         return before
 
     def _boot_is_needed(self) -> bool:

@@ -221,7 +221,9 @@ class _Acting:
                 self._await()
             status = self._status()
         if status.state == "fired":
-            self._guarded("remove what was kept for taking it back", self.guard.clean())
+            cleared = self._guarded("remove what was kept for taking it back", self.guard.clean())
+            if cleared.kept:
+                self.tell(f"what somebody else had written there is kept: {', '.join(cleared.kept)}")
         return early
 
     def _await(self) -> None:
