@@ -9,7 +9,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 # The checkout goes first, so that `make test` tests this checkout even with another VENV.
 RUN    := PATH="$(CURDIR)/$(BIN):$$PATH"
-WORKERS ?= 2
+# More than there are cores: a test waits for the answers of its simulated machine, a process of its own, half of its time.
+WORKERS ?= 4
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo lab test style types notebooks unit test-vm format lock build clean

@@ -910,7 +910,7 @@ class Run:
         else:
             came_to = change.rollback(plan, hands, self.tell)
         self.came_to(came_to)
-        if came_to.outcome in ("restored", "rolled-back"):
+        if came_to.facts.get("start") == "ready":  # a service was started for that, and followed until it was ready
             self._back = came_to.summary
         return came_to
 
