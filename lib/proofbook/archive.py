@@ -468,8 +468,10 @@ def _retold(folder: Path, record: RunRecord) -> Iterator[str]:
         yield "record.json: not a record"
         return
     truth = json.loads(json.dumps(record.as_json()))
-    # what another version of this program wrote may lack a key, or have one that is gone
-    # and may have worded the headline otherwise; the status, verdict and conclusion that it is made of are held against it
+    # What another version of this program wrote may lack a key, or have one that is gone, and may have worded otherwise what it
+    # says itself: the headline, and what stands before a reason. What these are made of is held against it.
+    for said in (told, truth):
+        said["not_verified"] = [one.get("why") for one in said.get("not_verified", ()) if isinstance(one, dict)]
     differs = sorted(key for key in told.keys() & truth.keys() - {"journal", "headline"} if told[key] != truth[key])
     if differs:
         yield f"record.json: not what the journal says ({', '.join(differs)})"

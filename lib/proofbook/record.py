@@ -179,7 +179,7 @@ class RunRecord:
         ]
         if self.status not in (RunStatus.COMPLETED, RunStatus.RUNNING):
             why = _ENDED_EARLY.get(RunStatus(self.status), "")
-            listed.insert(0, {"kind": "run ended early", "what": "Everything after its last step", "why": why})
+            listed.insert(0, {"kind": "run ended early", "what": "Everything after the last step below", "why": why})
         return list({(n["what"], n["why"]): n for n in listed}.values())
 
     @property

@@ -146,6 +146,26 @@ def test_a_record_that_was_rewritten_with_its_manifest_is_found_by_the_journal(
     assert Archive(outputs).verify("7f3a2c") == ["record.json: not what the journal says (exit_code, verdict)"]
 
 
+def test_how_another_version_worded_its_own_sentences_is_no_damage(outputs: Path, write_run: Callable[..., Path]) -> None:
+    folder = opened_up(write_run())
+    record, manifest = folder / "record.json", folder / "manifest-sha256.txt"
+    before = record.read_bytes()
+    told = json.loads(before)
+    assert told["not_verified"], "a run that leaves something open"
+
+    def verified() -> list[str]:
+        record.write_text(json.dumps(told))
+        digest, then = (hashlib.sha256(data).hexdigest() for data in (record.read_bytes(), before))
+        manifest.write_text(manifest_text.replace(then, digest))
+        return Archive(outputs).verify("7f3a2c")
+
+    manifest_text = manifest.read_text()
+    told["headline"], told["not_verified"][0]["what"] = "In other words", "In other words"
+    assert verified() == []
+    told["not_verified"][0]["why"] = "Nothing of the kind"
+    assert verified() == ["record.json: not what the journal says (not_verified)"]
+
+
 def test_links_pipes_and_strange_folders_are_no_part_of_a_record(outputs: Path, write_run: Callable[..., Path]) -> None:
     folder = opened_up(write_run())
     (folder / "evidence" / "link").symlink_to("/etc/hostname")
