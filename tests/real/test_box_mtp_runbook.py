@@ -154,7 +154,7 @@ server.serve_forever()
 def test_somebody_elses_process_takes_the_port(plain: Machine, tmp_path: Path) -> None:
     before = digest(plain)
     plain.write("/root/old_owner.py", OLD_OWNER)
-    plain.sh("systemd-run --quiet --unit=old-owner python3 /root/old_owner.py 20")
+    plain.sh("systemd-run --quiet --unit=old-owner python3 /root/old_owner.py 10")
     told = enable(tmp_path / "out")
     assert rung(told) == "FAIL_STARTUP"
     assert any("old_owner.py" in line or "old-owner" in line or "30000" in line for line in told.worst_of("FAIL"))

@@ -112,6 +112,7 @@ class Server:
     ``faults``: name → parameters, see :mod:`faults`. ``free_gib``: memory that is free on each GPU when it starts, () for idle
     cards. ``cuda_error``: the last line of the traceback with which any CUDA program ends there. ``ready_s``: how long a start
     takes in which nothing is wrong. ``seed`` colours the noise of its speed. ``age_s``: how long it has run, as last told.
+    ``pace``: seconds of this model in one of the clock that its clients have; what it says of its own times is in theirs.
     """
 
     argv: Sequence[str]
@@ -122,6 +123,7 @@ class Server:
     ready_s: float = startlog.NOMINAL
     seed: str = ""
     cuda_error: str = ""
+    pace: float = 1.0
     resolved: Resolved | None = None
     budget: Budget | None = None
     ends: End | None = None
@@ -621,7 +623,7 @@ class Server:
             "weight_version": "default",
             "completion_tokens": count,
             "cached_tokens": done.cached,
-            "e2e_latency": done.total_s,
+            "e2e_latency": done.total_s / self.pace,
         }
         if not self.drafting or count < 2:  # one token ends in the prefill: no verify step ran
             return info
@@ -649,7 +651,7 @@ class Server:
         size = max(1, round(len(done.tokens) / done.steps))
         for end in range(size, len(done.tokens) + size, size):
             part = done.tokens[:end]
-            partial = {**meta, "completion_tokens": len(part), "e2e_latency": self._second(done, len(part))}
+            partial = {**meta, "completion_tokens": len(part), "e2e_latency": self._second(done, len(part)) / self.pace}
             if len(part) < len(done.tokens):
                 partial["finish_reason"] = None
             data = {"text": "".join(part).strip(), "output_ids": _ids(part), "meta_info": partial}

@@ -69,6 +69,7 @@ class Process:
             free = self._free()
             if min(free) < memory.FREE:
                 self.server = Server(argv, dict(os.environ), version, faults, free_gib=free)
+        self.server.pace = self.rate
         self.began = time.monotonic()
         self.children: dict[int, str] = {}
         self.locks: dict[int, int] = {}
