@@ -437,7 +437,7 @@ def test_interrupted_while_it_is_put_in_effect(players: Player, ends: Ends) -> N
     assert (stopped["status"], stopped["exit_code"]) == ("aborted", 7)
     for text in (stopped["message"], players.record(stopped).summary):
         assert "interrupted" in text
-        assert f"`proofbook resume {run}` goes on with it, `proofbook rollback {run}` undoes it now" in text
+        assert f"`proofbook rollback {run}` undoes it now, `proofbook resume {run}` goes on with it" in text
     now = found(run)
     assert now.guard.guarded
     assert now.lease is not None
