@@ -1161,9 +1161,12 @@ class Keeper:
 
     def _so_far(self) -> Sequence[Event]:
         """All events, reading only what was appended since the last time."""
-        with (self.folder / JOURNAL).open("rb") as journal:
-            journal.seek(self._read)
-            data = journal.read()
+        try:
+            with (self.folder / JOURNAL).open("rb") as journal:
+                journal.seek(self._read)
+                data = journal.read()
+        except OSError as error:
+            raise RecordError(f"the record of this run cannot be written on: {error.strerror}: {self.folder}") from error
         whole = data[: data.rfind(b"\n") + 1]
         self._events += [json.loads(line) for line in whole.splitlines()]
         self._read += len(whole)
