@@ -65,12 +65,15 @@ unit: $(READY)
 
 # make test-vm  the same on real machines: containers with a real systemd first, then virtual machines with a real kernel.
 #               Needs root on Debian, and packages that it names when they are missing.
-# Boxes wait for each other's seconds, so that several are tested at once; a virtual machine needs every core. What fails on
-# one is tried once more, and both are told: an emulated machine on a busy runner can miss any patience.
-VM_TESTS := $(RUN) PROOFBOOK_REAL=1 pytest -p no:nbval -m vm tests/real
+# Boxes wait for each other's seconds, so that several are tested at once; a virtual machine needs every core. What fails is
+# tried once more, and both are told: a machine on a busy runner can miss any patience.
+# VM="vm and not long" leaves out the tests that take minutes each: whole experiments, and what waits for several boots.
+VM ?= vm
+REAL = $(RUN) PROOFBOOK_REAL=1 pytest -p no:nbval
+ONCE_MORE = --last-failed --last-failed-no-failures none
 test-vm: $(READY)
-	$(RUN) PROOFBOOK_REAL=1 pytest -p no:nbval -n 2 --dist loadfile -m box tests/real
-	$(VM_TESTS) || $(VM_TESTS) --last-failed --last-failed-no-failures none
+	$(REAL) -n 2 --dist loadfile -m box tests/real || $(REAL) -m box tests/real $(ONCE_MORE)
+	$(REAL) -m "$(VM)" tests/real || $(REAL) -m "$(VM)" tests/real $(ONCE_MORE)
 
 # make format puts the code into the one format
 format: $(READY)

@@ -33,6 +33,7 @@ from .contract import Said, Simulated, ask
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "box: needs root and systemd-nspawn; runs on a real systemd in a container")
     config.addinivalue_line("markers", "vm: needs root and QEMU; runs on a real kernel in a virtual machine")
+    config.addinivalue_line("markers", "long: takes minutes on an emulated machine; `make test-vm` runs it, .ci/run does not")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

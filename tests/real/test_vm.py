@@ -197,6 +197,7 @@ def test_a_healthy_machine_reboots_and_is_as_before(machine: VirtualMachine, tmp
     assert machine.sh("cat /run/early; touch /etc/late") == "read-only"
 
 
+@pytest.mark.long
 def test_a_gpu_that_is_gone_after_the_boot(machine: VirtualMachine, tmp_path: Path) -> None:
     machine.vm.unplug(GPUS[2])
     told = verify(machine, tmp_path)
@@ -205,6 +206,7 @@ def test_a_gpu_that_is_gone_after_the_boot(machine: VirtualMachine, tmp_path: Pa
     assert {pci: present[pci] for pci in GPUS} == {pci: "FAIL" if pci == GPUS[2] else "PASS" for pci in GPUS}
 
 
+@pytest.mark.long
 def test_another_kernel_command_line(machine: VirtualMachine, tmp_path: Path) -> None:
     machine.vm.cmdline("iommu=pt")
     told = verify(machine, tmp_path)
@@ -214,6 +216,7 @@ def test_another_kernel_command_line(machine: VirtualMachine, tmp_path: Path) ->
     assert set(told.verdicts("iommu.IommuTypes").values()) == {"FAIL"}
 
 
+@pytest.mark.long
 def test_a_service_that_crashes_again_and_again_and_one_that_nobody_enabled(machine: VirtualMachine, tmp_path: Path) -> None:
     other = "other.service"
     broken = '[Unit]\nStartLimitIntervalSec=0\n[Service]\nRestartSec=3\nExecStartPre=/bin/sh -c "exit 3"\n'
@@ -239,6 +242,7 @@ def test_a_dma_fault(machine: VirtualMachine, tmp_path: Path) -> None:
     assert any(line.startswith(f"iommu.DmaFaults {GPUS[3]}") for line in told.worst_of("FAIL"))
 
 
+@pytest.mark.long
 def test_a_slow_and_lossy_link_is_only_slow(machine: VirtualMachine, tmp_path: Path) -> None:
     machine.sh("modprobe sch_netem && tc qdisc add dev eth0 root netem delay 300ms 50ms loss 2% rate 1mbit")
     told = verify(machine, tmp_path, reboot=False)
@@ -247,6 +251,7 @@ def test_a_slow_and_lossy_link_is_only_slow(machine: VirtualMachine, tmp_path: P
     assert "netem" in machine.sh("tc qdisc show dev eth0")
 
 
+@pytest.mark.long
 def test_a_power_cut_in_the_middle_of_the_shutdown(machine: VirtualMachine, tmp_path: Path) -> None:
     machine.write(
         "/etc/systemd/system/slow.service",
@@ -268,6 +273,7 @@ def test_a_power_cut_in_the_middle_of_the_shutdown(machine: VirtualMachine, tmp_
     assert told.verdicts("boot.Rebooted") == {"boot-id": "PASS", "number of boots": "PASS"}
 
 
+@pytest.mark.long
 def test_a_guest_that_freezes_while_it_is_looked_at(machine: VirtualMachine, tmp_path: Path) -> None:
     machine.sh("mv /usr/bin/nvidia-smi /usr/bin/nvidia-smi.real")
     slow = '#!/bin/sh\necho asked-for-gpus > /dev/ttyS0\nsleep 20\nexec nvidia-smi.real "$@"\n'
@@ -279,6 +285,7 @@ def test_a_guest_that_freezes_while_it_is_looked_at(machine: VirtualMachine, tmp
     assert told.worst_of("FAIL") == []
 
 
+@pytest.mark.long
 def test_another_host_key_after_the_boot(machine: VirtualMachine, tmp_path: Path) -> None:
     machine.write(
         "/etc/systemd/system/new-key.service",
@@ -291,6 +298,7 @@ def test_another_host_key_after_the_boot(machine: VirtualMachine, tmp_path: Path
     assert (told.outcome.status, told.outcome.exit_code) == ("aborted", 7)
 
 
+@pytest.mark.long
 def test_a_fault_that_journald_never_saw(machine: VirtualMachine, tmp_path: Path) -> None:
     # WHY its sockets too: they would start it again.
     machine.sh("systemctl stop systemd-journald.socket systemd-journald-dev-log.socket systemd-journald.service")

@@ -32,6 +32,7 @@ def test_nobody_is_there_any_more(machine: VirtualMachine) -> None:
     change.do(change.guard.clean())
 
 
+@pytest.mark.long
 def test_it_outlives_the_boot_in_which_it_was_armed(machine: VirtualMachine) -> None:
     change = Change(machine)
     change.files = change.files[:1]

@@ -115,6 +115,7 @@ def experiment(host: str, outputs: Path, **parameters: Any) -> Told:
     return Told(outcome, outputs)
 
 
+@pytest.mark.long
 def test_the_unit_sets_the_type_before_the_driver_binds_and_only_once(machine: VirtualMachine) -> None:
     before = kinds(machine)
     lay_down(machine, ONE)
@@ -133,6 +134,7 @@ def test_the_unit_sets_the_type_before_the_driver_binds_and_only_once(machine: V
     assert kinds(machine) == before
 
 
+@pytest.mark.long
 def test_a_guard_that_nobody_answers_takes_the_files_back_and_reboots(machine: VirtualMachine) -> None:
     before = kinds(machine)
     guard = Guard(RUN, "reboot.target")
@@ -162,6 +164,7 @@ def test_a_guard_that_nobody_answers_takes_the_files_back_and_reboots(machine: V
         assert guard.parse(transport.run(guard.status())).outcome == "fired"
 
 
+@pytest.mark.long
 def test_a_bound_driver_and_a_shared_group_are_refused(shared_group: VirtualMachine) -> None:
     machine = shared_group
     before = kinds(machine)
@@ -182,6 +185,7 @@ def test_a_shared_group_is_never_planned(shared_group: VirtualMachine, tmp_path:
     assert any(TOGETHER[1] in line for line in told.worst_of("FAIL"))
 
 
+@pytest.mark.long
 def test_functions_of_one_device_are_set_together_where_the_kernel_does_it(two_functions: tuple[str, VirtualMachine]) -> None:
     """Both are bound when it is asked for, and neither when the unit runs: that is what a boot is needed for."""
     suite, machine = two_functions
@@ -224,6 +228,7 @@ def test_a_reset_of_a_real_device_by_what_its_kernel_lists(machine: VirtualMachi
     assert attempt(machine, "cxl_bus").refused == f"cxl_bus is not in its reset_method ({' '.join(listed)})"
 
 
+@pytest.mark.long
 def test_where_the_gpu_starts_the_hypothesis_is_supported(machine: VirtualMachine, tmp_path: Path) -> None:
     before = kinds(machine)
     told = experiment("lab:vm", tmp_path / "out")
@@ -246,6 +251,7 @@ WantedBy=multi-user.target
 """
 
 
+@pytest.mark.long
 def test_an_fsp_that_refuses_blocks_it_and_everything_is_put_back(machine: VirtualMachine, tmp_path: Path) -> None:
     before = kinds(machine)
     device = f"/sys/bus/pci/devices/{ONE}"

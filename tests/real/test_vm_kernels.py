@@ -121,6 +121,7 @@ def test_the_new_release_answers_as_the_simulated_machine_does(in_tree: VirtualM
     assert not left, "\n".join(left)
 
 
+@pytest.mark.long
 def test_the_new_kernel_and_systemd_reboot_and_are_as_before(in_tree: VirtualMachine, tmp_path: Path) -> None:
     told = reboot_verification("lab:vm-nic-and-nvme", tmp_path / "out", reboot=True)
     assert told.outcome.status == "completed"

@@ -62,6 +62,7 @@ def states(told: Told) -> set[str]:
     return {state for state, _ in cells(told).values()}
 
 
+@pytest.mark.long
 def test_a_real_fault_is_its_pairs_and_no_other(machine: VirtualMachine, tmp_path: Path) -> None:
     poke = f"poke /sys/bus/pci/devices/%a/stand_in_dma {memory_of(machine, TWO) + 0x100:#x}"
     plan(machine, f"fault {ONE} {TWO} ce-push 4096 4096 {poke}")
