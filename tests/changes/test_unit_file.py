@@ -163,7 +163,7 @@ def test_turned_on_kept_and_taken_back_later(lab: Lab) -> None:
 @pytest.mark.parametrize(("style", "dies_before"), [*(("edit", n) for n in range(6)), ("drop-in", 3), ("drop-in", 5)])
 def test_undoing_a_kept_change_may_die_at_every_act_and_is_gone_on_with(style: Style, dies_before: int) -> None:
     with machine("healthy") as lab:
-        before, change = lab.files(), lab.change(style=style)
+        before, change = lab.files(), lab.change(style=style, guard_minutes=5)
         plan = lab.plan(change)
         hands = lab.hands()
         assert change.apply(plan, hands, hands.told.append).outcome == "done"
@@ -184,7 +184,7 @@ def test_undoing_a_kept_change_may_die_at_every_act_and_is_gone_on_with(style: S
 @pytest.mark.parametrize("style", ["edit", "drop-in"])
 def test_an_undoing_whose_own_guard_fired_begins_anew_and_loses_nobodys_bytes(style: Style) -> None:
     with machine("healthy") as lab:
-        before, change = lab.files(), lab.change(style=style)
+        before, change = lab.files(), lab.change(style=style, guard_minutes=5)
         plan, hands = lab.plan(change), lab.hands()
         assert change.apply(plan, hands, print).outcome == "done"
         assert change.confirm(plan, hands, print).outcome == "confirmed"
@@ -232,7 +232,7 @@ def test_the_way_by_hand_out_of_a_half_undone_kept_change(lab: Lab) -> None:
 
 @pytest.mark.parametrize("arrives", [True, False])
 def test_the_answer_to_the_keeping_may_be_lost(lab: Lab, arrives: bool) -> None:
-    change, plan, _ = in_effect(lab)
+    change, plan, _ = in_effect(lab, guard_minutes=5)
     cut = Cut(lab.host, arrives=arrives)
     kept = change.confirm(plan, cut, cut.told.append)
     assert (kept.outcome, kept.summary) == ("confirmed", f"{plan.title}: kept; its guard is gone")
