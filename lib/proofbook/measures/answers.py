@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proofbook.measures.client import Reply, from_json
+from proofbook.measures.client import Reply
+from proofbook.measures.from_json import from_json
 from proofbook.measures.prompts import PromptSet
 
 __all__ = ["agreement", "all_same", "answer_of", "counts_on", "is_of_form", "parting"]

@@ -7,7 +7,6 @@ come to is handed to the caller's thread one by one, which keeps it, tells progr
 from __future__ import annotations
 
 import asyncio
-import json
 import queue
 import threading
 import time
@@ -20,39 +19,17 @@ from typing import Any, Self
 
 import httpx
 
+from proofbook.measures.from_json import from_json
 from proofbook.measures.prompts import Prompt
 from proofbook.transports.base import Clock
 
-__all__ = ["Ask", "Client", "Reply", "from_json"]
+__all__ = ["Ask", "Client", "Reply"]
 
 #: How often an open request looks whether its deadline has passed (seconds).
 _LOOK_EVERY_S = 0.1
 
 #: Of an answer, at most this much is read; a server that streams without an end must not fill the runner's memory.
 _MOST_BYTES = 8 * 1024 * 1024
-
-#: An integer of more digits counts nothing here; it stays text, since some readers of a record can hold no more than 64 bits.
-_MOST_DIGITS = 18
-
-#: What is nested deeper than this is no answer of a server; whoever walks through it later must not run out of stack.
-_DEEPEST = 50
-
-
-def from_json(data: bytes | str) -> Any:
-    """JSON that a server made. Raises ValueError, also for what is nested so deep that the parser gives up."""
-    try:
-        said = json.loads(data, parse_int=lambda digits: int(digits) if len(digits) <= _MOST_DIGITS else digits)
-    except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
-    level, depth = [said], 0
-    while level:
-        depth += 1
-        if depth > _DEEPEST:
-            raise ValueError("it is nested too deep")
-        level = [
-            inner for one in level if isinstance(one, dict | list) for inner in (one.values() if isinstance(one, dict) else one)
-        ]
-    return said
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proofbook.measures.client import from_json
+from proofbook.measures.from_json import from_json
 
 __all__ = ["BenchFile", "BenchRun", "parse_bench", "second_evidence"]
 
