@@ -163,11 +163,8 @@ def test_turned_on_kept_and_taken_back_later(lab: Lab) -> None:
 @pytest.mark.parametrize(("style", "dies_before"), [*(("edit", n) for n in range(6)), ("drop-in", 3), ("drop-in", 5)])
 def test_undoing_a_kept_change_may_die_at_every_act_and_is_gone_on_with(style: Style, dies_before: int) -> None:
     with machine("healthy") as lab:
-        before, change = lab.files(), lab.change(style=style, guard_minutes=5)
-        plan = lab.plan(change)
-        hands = lab.hands()
-        assert change.apply(plan, hands, hands.told.append).outcome == "done"
-        assert change.confirm(plan, hands, hands.told.append).outcome == "confirmed"
+        before = lab.files()
+        change, plan, _ = kept_change(lab, style=style, guard_minutes=5)
         dying = lab.hands(dies_before=dies_before)
         with pytest.raises(RunnerDied):
             change.rollback(plan, dying, dying.told.append)
@@ -184,10 +181,8 @@ def test_undoing_a_kept_change_may_die_at_every_act_and_is_gone_on_with(style: S
 @pytest.mark.parametrize("style", ["edit", "drop-in"])
 def test_an_undoing_whose_own_guard_fired_begins_anew_and_loses_nobodys_bytes(style: Style) -> None:
     with machine("healthy") as lab:
-        before, change = lab.files(), lab.change(style=style, guard_minutes=5)
-        plan, hands = lab.plan(change), lab.hands()
-        assert change.apply(plan, hands, print).outcome == "done"
-        assert change.confirm(plan, hands, print).outcome == "confirmed"
+        before = lab.files()
+        change, plan, hands = kept_change(lab, style=style, guard_minutes=5)
         with pytest.raises(RunnerDied):
             change.rollback(plan, lab.hands(dies_before=3), print)
         path = plan.settings["files"][0]["path"]
@@ -204,8 +199,7 @@ def test_an_undoing_whose_own_guard_fired_begins_anew_and_loses_nobodys_bytes(st
 
 
 def test_what_was_kept_and_taken_back_is_not_kept_already(lab: Lab) -> None:
-    change, plan, hands = in_effect(lab)
-    assert change.confirm(plan, hands, print).outcome == "confirmed"
+    change, plan, hands = kept_change(lab)
     assert change.rollback(plan, hands, print).outcome == "rolled-back"
     again = change.apply(plan, hands, print)
     assert (again.outcome, again.summary) == (
@@ -214,10 +208,8 @@ def test_what_was_kept_and_taken_back_is_not_kept_already(lab: Lab) -> None:
 
 
 def test_the_way_by_hand_out_of_a_half_undone_kept_change(lab: Lab) -> None:
-    before, change = lab.files(), lab.change(style="edit")
-    plan, hands = lab.plan(change), lab.hands()
-    assert change.apply(plan, hands, print).outcome == "done"
-    assert change.confirm(plan, hands, print).outcome == "confirmed"
+    before = lab.files()
+    change, plan, hands = kept_change(lab, style="edit")
     with pytest.raises(RunnerDied):
         change.rollback(plan, lab.hands(dies_before=2), print)
     path = plan.settings["files"][0]["path"]
@@ -367,6 +359,12 @@ def in_effect(lab: Lab, **more: Any) -> tuple[EnableMTP, Plan, Hands]:
     change = lab.change(**more)
     plan, hands = lab.plan(change), lab.hands()
     assert change.apply(plan, hands, print).outcome == "done"
+    return change, plan, hands
+
+
+def kept_change(lab: Lab, **more: Any) -> tuple[EnableMTP, Plan, Hands]:
+    change, plan, hands = in_effect(lab, **more)
+    assert change.confirm(plan, hands, print).outcome == "confirmed"
     return change, plan, hands
 
 
