@@ -7,8 +7,9 @@ VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-# The checkout goes first, so that `make test` tests this checkout even with another VENV.
-RUN    := PATH="$(CURDIR)/$(BIN):$$PATH"
+# The checkout goes first, so that `make test` tests this checkout even with another VENV. What Python compiled is kept, whatever
+# the shell around says: the tests start hundreds of processes.
+RUN    := PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONDONTWRITEBYTECODE=
 # More than there are cores: a test waits for the answers of its simulated machine, a process of its own, half of its time.
 WORKERS ?= 4
 

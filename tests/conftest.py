@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from proofbook.lab.sim import client
+
+from .nursery import Nursery
 
 # No test has a stopwatch: a busy machine is no defect of the code. Speed is measured in benchmarks/.
 settings.register_profile("proofbook", deadline=None)
@@ -26,3 +31,13 @@ def fake_libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [compiler, "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", built, source], check=True
     )
     return built
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[None]:
+    """Simulated machines are forked from a process that has loaded their code already."""
+    born = Nursery()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "_spawn", born.spawn)
+        yield
+    born.close()

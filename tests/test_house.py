@@ -82,6 +82,7 @@ NOT_IMPORTED = {
     "hyperscan": "loaded by name where there is a wheel of it; the filter has other engines",
     "ipykernel": "the kernel that runbooks run in, started by name",
     "jupyterlab": "the program that shows runbooks",
+    "sniffio": "httpcore asks it which event loop runs",
 }
 
 

@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from proofbook.errors import BadParameter, NoSuchRun, ProofbookError, RecordError
-from proofbook.journal import JOURNAL, MANIFEST, Journal, JournalReading, Writer, read_journal, read_output, utc_text
+from proofbook.journal import JOURNAL, MANIFEST, Journal, JournalReading, Writer, indented, read_journal, read_output, utc_text
 from proofbook.model import RunStatus, Verdict, exit_code, worst
 from proofbook.record import PARTIAL, QUARANTINE, SCHEMA, RunRecord, finish, from_events, load_record, seal
 from proofbook.redact import Redactor
@@ -107,7 +107,7 @@ def keep_beside(folder: Path, name: str, text: str, redactor: Redactor | None = 
     except ValueError:
         writer.write_text(name, text)
     else:
-        writer.write_text(name, json.dumps(cleaned, ensure_ascii=False, indent=1) + "\n", clean=False)
+        writer.write_text(name, indented(cleaned), clean=False)
     return writer.run_dir / name
 
 

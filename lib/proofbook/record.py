@@ -33,7 +33,18 @@ import msgspec
 from markupsafe import Markup, escape
 
 from proofbook.errors import RecordError, Sealed
-from proofbook.journal import JOURNAL, MANIFEST, Journal, JournalReading, Writer, parse_journal, plain, read_journal, read_output
+from proofbook.journal import (
+    JOURNAL,
+    MANIFEST,
+    Journal,
+    JournalReading,
+    Writer,
+    indented,
+    parse_journal,
+    plain,
+    read_journal,
+    read_output,
+)
 from proofbook.model import Plan, RunStatus, Suggested, Verdict, exit_code, hypothesis_word, worst
 from proofbook.redact import Hit, Redactor
 from proofbook.view import (
@@ -658,14 +669,12 @@ def render(
         record = from_events(events)
     excerpts = _Excerpts(run_dir, record) if final else None
     # WHY clean=False: all of it comes from journal lines, which were cleaned when they were written
-    writer.write_text("record.json", json.dumps(record.as_json(), ensure_ascii=False, indent=1) + "\n", clean=False)
+    writer.write_text("record.json", indented(record.as_json()), clean=False)
     writer.write_text("record.md", record.as_markdown(), clean=False)
     writer.write_text("record.html", _html(record, excerpts), clean=False)
     if excerpts is not None:
         writer.write_bytes("checks.junit.xml", _junit(record), clean=False)
-        writer.write_text(
-            "notebook.ipynb", json.dumps(_notebook(record, events, excerpts), ensure_ascii=False, indent=1) + "\n", clean=False
-        )
+        writer.write_text("notebook.ipynb", indented(_notebook(record, events, excerpts)), clean=False)
     return record
 
 
@@ -770,6 +779,8 @@ class _Excerpts:
     def __init__(self, run_dir: Path, record: RunRecord) -> None:
         self._run_dir = run_dir
         self._wanted = {line.strip() for f in record.findings for line in f.get("lines") or () if line.strip()}
+        self._wanted_text = "\n".join(self._wanted)
+        self._texts: dict[str, str] = {}  # each is shown twice: on the page and in the notebook
 
     def html(self, path: str) -> str:
         return self.of(path, SHOWN_IN_HTML)
@@ -779,12 +790,14 @@ class _Excerpts:
         # WHY: a record may come from elsewhere; a path in it must not fetch what lies outside its evidence
         if not path.startswith("evidence/") or ".." in path.split("/") or (self._run_dir / path).is_symlink():
             return f"(not a file of this record's evidence: {path})"
-        try:
-            data = read_output(self._run_dir / path)
-        except OSError as error:
-            return f"(the file {path} cannot be read: {error.strerror})"
-        # WHY a new line: it parts arguments and variables in /proc/PID/cmdline and environ
-        text = visible(data.decode("utf-8", "backslashreplace").replace("\0", "\0\n"))
+        if path not in self._texts:
+            try:
+                data = read_output(self._run_dir / path)
+            except OSError as error:
+                return f"(the file {path} cannot be read: {error.strerror})"
+            # WHY a new line: it parts arguments and variables in /proc/PID/cmdline and environ
+            self._texts[path] = visible(data.decode("utf-8", "backslashreplace").replace("\0", "\0\n"))
+        text = self._texts[path]
         if len(text) <= limit:
             return text
         lines = text.splitlines()
@@ -810,7 +823,8 @@ class _Excerpts:
         return base64.b64encode(data).decode() if data.startswith(b"\x89PNG") else ""
 
     def _matters(self, line: str) -> bool:
-        return any(wanted in line or line.strip() in wanted for wanted in self._wanted if line.strip())
+        stripped = line.strip()
+        return bool(stripped) and (any(map(line.__contains__, self._wanted)) or stripped in self._wanted_text)
 
 
 def _fitting(lines: Iterable[str], budget: int) -> list[str]:

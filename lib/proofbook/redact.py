@@ -260,6 +260,9 @@ _KEYWORDS = (
     "token", "secret", "passw", "passphrase", "passcode", "credential", "creds", "sshpass", "pass", "pwd", "_pw", "psk", "_auth",
     "key",
 )  # fmt: skip
+#: Where none of these stands in lower-cased text, no rule but those of its form (NUL, arrays, private keys) can match.
+_HINTS = tuple(dict.fromkeys([*(hint for _, hints, _ in _SHAPES for hint in hints), *_KEYWORDS, "basic"]))
+_HINT_BYTES = tuple(hint.encode() for hint in _HINTS)
 _KEY_BEFORE = re.compile(
     r"(?:api|access|private|signing|encryption|auth|master|account|shared|licen[cs]e|subscription|storage)[-_.]?$"
 )
@@ -475,8 +478,7 @@ class Redactor:
     def _suspicious(self, data: bytes) -> str | None:
         """The text of data in which a rule could match, else None. A plain substring search costs little even on many MB."""
         low = data.lower()
-        hit = any(hint.encode() in low for _, hints, _ in _SHAPES for hint in hints)
-        hit = hit or any(hint.encode() in low for hint in _KEYWORDS) or b"basic" in low
+        hit = any(map(low.__contains__, _HINT_BYTES))
         hit = hit or any(form.encode("utf-8", "surrogateescape") in data for form, _ in self._learned_first)
         hit = hit or bool(re.search(rb"\[[0-9]{1,3},\s?[0-9]{1,3},\s?[0-9]{1,3},", data))
         return data.decode("utf-8", "surrogateescape") if hit else None
@@ -502,13 +504,14 @@ class Redactor:
         low = _ascii_lower(text)
         if "private key" in low:  # whole blocks first: they hold line ends
             text = _PRIVATE_KEY.sub(lambda _: tally.took("private-key", "private-key"), text)
-        if any(hint in low for hint in _KEYWORDS):  # then by name, since the name says most to a reader
-            text = self._clean_names(text, tally)
-        for rule, hints, shape in _SHAPES:
-            if any(hint in low for hint in hints):
-                text = _in_lines(text, hints, shape, _replacer(rule, tally))
-        if "basic" in low:
-            text = _in_lines(text, ("basic",), _BASIC, lambda m: _basic(m, tally))
+        if any(map(low.__contains__, _HINTS)):
+            if any(map(low.__contains__, _KEYWORDS)):  # then by name, since the name says most to a reader
+                text = self._clean_names(text, tally)
+            for rule, hints, shape in _SHAPES:
+                if any(map(low.__contains__, hints)):
+                    text = _in_lines(text, hints, shape, _replacer(rule, tally))
+            if "basic" in low:
+                text = _in_lines(text, ("basic",), _BASIC, lambda m: _basic(m, tally))
         if "[" in text and _BYTE_ARRAY.search(text):
             text = _BYTE_ARRAY.sub(lambda m: self._clean_byte_array(m[0], tally), text)
         return text
@@ -653,6 +656,8 @@ class Redactor:
     def _clean_value(self, value: Any, tally: _Tally) -> Any:
         if isinstance(value, str):
             return self._clean(value, tally)
+        if value is None or isinstance(value, int | float):
+            return value
         if isinstance(value, Mapping):
             return self._clean_mapping(value, tally)
         if isinstance(value, list | tuple):

@@ -98,7 +98,7 @@ def machine() -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def lab_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def lab_folder(nursery: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROOFBOOK_LAB_DIR", str(tmp_path_factory.mktemp("lab")))
         try:

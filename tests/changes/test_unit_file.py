@@ -122,7 +122,7 @@ def replace_ready(service: ServiceSpec) -> ServiceSpec:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def lab_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def lab_folder(nursery: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROOFBOOK_LAB_DIR", str(tmp_path_factory.mktemp("lab")))
         try:

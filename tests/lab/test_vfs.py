@@ -78,3 +78,19 @@ def test_globs_match_like_a_shell() -> None:
 
 def test_a_node_reads_what_it_is_made_of() -> None:
     assert FileNode("file", b"x").read() == b"x"
+
+
+def test_a_tree_below_is_shared_and_what_is_deleted_in_it_is_gone_from_this_one_alone() -> None:
+    bus = Tree([{"/sys/bus/a/x": file("1\n"), "/sys/bus/b": link("a"), "/sys/power": file("p\n")}])
+    t = Tree([{"/sys/bus/a/y": file("2\n"), "/etc/new": file("n\n")}], base=bus)
+    assert t.listdir("/sys/bus/b") == ["x", "y"]
+    assert t.read("/sys/bus/b/x") + t.read("/sys/bus/b/y") == b"1\n2\n"
+    assert t.glob("/sys/bus/*/*") == ["/sys/bus/a/x", "/sys/bus/a/y", "/sys/bus/b/x", "/sys/bus/b/y"]
+    for deleted, left in (("/sys/bus/a/x", ["y"]), ("/sys/bus/a", None)):
+        without = Tree([{"/sys/bus/a/y": file("2\n")}, {deleted: None}], base=bus)
+        assert without.exists("/sys/power")
+        assert without.exists("/sys/bus/a") == (left is not None)
+        if left is not None:
+            assert without.listdir("/sys/bus/b") == left
+    assert bus.listdir("/sys/bus/a") == ["x"]
+    assert not bus.exists("/etc/new")

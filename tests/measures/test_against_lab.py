@@ -51,7 +51,7 @@ class LabBench:
 
 
 @pytest.fixture(scope="module")
-def spec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostSpec]:
+def spec(nursery: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostSpec]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROOFBOOK_LAB_DIR", str(tmp_path_factory.mktemp("lab")))
         try:

@@ -16,13 +16,13 @@ from proofbook.archive import Archive
 from proofbook.errors import ProofbookError
 from proofbook.lab.sim import client
 from proofbook.launch import runbook_file
-from proofbook.record import RunRecord
+from proofbook.record import Keeper, RunRecord
 
 RUNBOOK = "reboot-verification"
 
 
 @pytest.fixture(scope="session")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def lab(nursery: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A lab of this test run's own, stopped when it ends."""
     folder = tmp_path_factory.mktemp("lab")
     before = os.environ.get("PROOFBOOK_LAB_DIR")
@@ -33,6 +33,12 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         del os.environ["PROOFBOOK_LAB_DIR"]
     else:
         os.environ["PROOFBOOK_LAB_DIR"] = before
+
+
+@pytest.fixture(autouse=True)
+def seldom_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An open record is rendered at its beginning, and hardly again before its end: a tenth of all this time is too much."""
+    monkeypatch.setattr(Keeper, "_SHARE", 0.005)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ EXPECTED = {i.scenario: i.as_json()["runbooks"][RUNBOOK] for i in client.scenari
 #: Played in test_mtp_key.py, with the key and without.
 ELSEWHERE = {"mtp-api-key", "mtp-api-key-not-given"}
 #: One concurrency and a short window: what the scenarios are about shows there too, but for those that are about just that.
-QUICK: dict[str, Any] = {"concurrency": "1", "stability_minutes": 2.0}
+QUICK: dict[str, Any] = {"concurrency": "1", "stability_minutes": 1.0}
 OWN: dict[str, dict[str, Any]] = {
     "mtp-gain-only-low-concurrency": {"concurrency": "1,8"},
     "mtp-crash-after-minutes": {"stability_minutes": 10.0},

@@ -375,20 +375,8 @@ def _start(home: Path, data: dict[str, Any]) -> None:
         (home / stale).unlink(missing_ok=True)
     (home / "machine.json").write_text(json.dumps(data))
     readable, writable = os.pipe()
-    library = str(Path(str(resources.files("proofbook"))).parent)
-    environment = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG", "TMPDIR")}
-    environment["PYTHONPATH"] = library
     with (home / "log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "proofbook.lab.sim.server", str(home), str(writable)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            pass_fds=(writable,),
-            env=environment,
-            cwd=home,
-        )
+        process = _spawn(home, writable, log.fileno())
     os.close(writable)
     _started[:] = [*(p for p in _started if p.poll() is None), process]
     try:
@@ -403,6 +391,23 @@ def _start(home: Path, data: dict[str, Any]) -> None:
         raise LabError(
             f"the lab machine did not start: {said.removeprefix('failed ') or ' / '.join(tail)}", hint=f"see {home / 'log'}"
         )
+
+
+def _spawn(home: Path, ready: int, log: int) -> subprocess.Popen[bytes]:
+    """The process of a machine; it tells ``ready`` when it serves, and writes to ``log`` (descriptors)."""
+    library = str(Path(str(resources.files("proofbook"))).parent)
+    environment = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG", "TMPDIR")}
+    environment["PYTHONPATH"] = library
+    return subprocess.Popen(
+        [sys.executable, "-m", "proofbook.lab.sim.server", str(home), str(ready)],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        pass_fds=(ready,),
+        env=environment,
+        cwd=home,
+    )
 
 
 def _read_line(descriptor: int, timeout_s: float) -> str:

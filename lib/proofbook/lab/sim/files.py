@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
 from typing import Any
 
 from proofbook.lab.sim.life import Life
 from proofbook.lab.sim.os_state import Container, Process, System
 from proofbook.lab.sim.render_nvidia import nvidia_files
 from proofbook.lab.sim.render_pci import below_their_bridges, pci_files
+from proofbook.lab.sim.state import NvidiaDriver
 from proofbook.lab.sim.vfs import FileNode, Tree, device, directory, file, link
 
 #: Kernel clock ticks in a second (``getconf CLK_TCK``).
@@ -44,6 +47,8 @@ class Files:
         self._life = life
         self._revision = -1
         self._trees: dict[tuple[str, int], Tree] = {}
+        self._bus = b""
+        self._bus_tree = Tree([])
 
     def tree(self, system: System, uid: int) -> Tree:
         """The files of a userland as a user sees them."""
@@ -53,8 +58,17 @@ class Files:
             self._revision = machine.revision
         key = (system.name, uid)
         if key not in self._trees:
-            self._trees[key] = Tree(self._layers(system, uid), uid)
+            self._trees[key] = Tree(self._layers(system, uid), uid, self._of_the_bus())
         return self._trees[key]
+
+    def _of_the_bus(self) -> Tree:
+        """The files of the PCI devices and of the IOMMU, which are most of all and hardly ever change."""
+        # WHY rendered from what is left: so they can follow from nothing that is not in the key.
+        hw = replace(self._life.machine.hw, gpus={}, nvidia=NvidiaDriver(), p2p={})
+        bus = pickle.dumps(hw)
+        if bus != self._bus:
+            self._bus, self._bus_tree = bus, Tree([below_their_bridges(hw, pci_files(hw))])
+        return self._bus_tree
 
     def _layers(self, system: System, uid: int) -> list[dict[str, FileNode] | dict[str, FileNode | None]]:
         hw = self._life.machine.hw
@@ -73,7 +87,6 @@ class Files:
             self._dmi(),
             self._kernel(system),
             self._processes(system),
-            below_their_bridges(hw, pci_files(hw)),
             nvidia,
             system.files,
         ]

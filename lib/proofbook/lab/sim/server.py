@@ -41,8 +41,9 @@ log = logging.getLogger("proofbook.lab")
 
 #: How often the clock is moved while somebody waits (real seconds).
 _TICK_S = 0.005
-#: How long changes may wait before they are saved (real seconds).
+#: How long changes may wait before they are saved (real seconds); and what part of the time saving may take.
 _SAVE_S = 0.25
+_SAVING = 0.02
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 #: How far over max_output an answer may go before it is cut here; the reader counts what is beyond as lost.
@@ -81,7 +82,7 @@ class Server:
         self._port = 0
         self._last_use = time.monotonic()
         self._saved_revision = -1
-        self._saved_at = 0.0
+        self._save_at = 0.0
         self._saved_boot = ""
 
     @property
@@ -108,10 +109,11 @@ class Server:
         return build.build(self.data, self.clock.now(), self.data["seed"]), False
 
     def save(self, *, now: bool = False) -> None:
-        """Save the machine if it changed; a new boot at once, other changes at most every ``_SAVE_S``."""
+        """Save the machine if it changed; a new boot at once, other changes when their time has come."""
         if self.machine.revision == self._saved_revision:
             return
-        if not now and self.machine.boot.id == self._saved_boot and time.monotonic() - self._saved_at < _SAVE_S:
+        began = time.monotonic()
+        if not now and self.machine.boot.id == self._saved_boot and began < self._save_at:
             return
         meta = {
             "fingerprint": self.data["fingerprint"],
@@ -122,7 +124,9 @@ class Server:
         new = self.folder / "state.pickle.new"
         new.write_bytes(pickle.dumps(meta, protocol=5))
         new.replace(self.folder / "state.pickle")
-        self._saved_revision, self._saved_at, self._saved_boot = self.machine.revision, time.monotonic(), self.machine.boot.id
+        self._saved_revision, self._saved_boot = self.machine.revision, self.machine.boot.id
+        ended = time.monotonic()
+        self._save_at = ended + max(_SAVE_S, (ended - began) / _SAVING)
 
     # ------------------------------------------------------------------------------------------- time
 
@@ -171,7 +175,7 @@ class Server:
 
     async def _run_slowly(self) -> None:
         event = self.life.next_event()
-        unsaved = _SAVE_S if self.machine.revision != self._saved_revision else 5.0
+        unsaved = max(0.0, self._save_at - time.monotonic()) if self.machine.revision != self._saved_revision else 5.0
         left = float(self.data["idle_s"]) - (time.monotonic() - self._last_use)
         pause = min(unsaved, max(left, 0.05), max(0.0, event - self.clock.now()) if event is not None else 5.0)
         self._wake.clear()

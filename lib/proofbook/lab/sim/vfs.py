@@ -1,7 +1,8 @@
 """The files of a simulated machine: a tree of nodes by absolute path, with symbolic links, modes and read errors.
 
 A :class:`Tree` is a stack of layers: rendered ones (``/proc``, ``/sys``, ``/dev`` follow from the machine's state each
-time) below one that is written (``/etc``, ``/root``, ``/tmp``). Parent directories need no node of their own.
+time) below one that is written (``/etc``, ``/root``, ``/tmp``). Parent directories need no node of their own. A tree does not
+change once it is made.
 """
 
 from __future__ import annotations
@@ -72,6 +73,10 @@ def device(major: int, minor: int, mode: int = 0o666, error: str = "") -> FileNo
     return FileNode("device", mode=mode, major=major, minor=minor, error=error)
 
 
+#: A directory that is there because something is in it.
+_UNNAMED = directory()
+
+
 def os_error(name: str, path: str) -> OSError:
     """The OSError of an errno name: ``os_error("EPERM", "/dev/x")``."""
     number = getattr(errno, name)
@@ -79,20 +84,32 @@ def os_error(name: str, path: str) -> OSError:
 
 
 class Tree:
-    """Layers of nodes seen as one file system; later layers hide earlier ones. ``None`` in a layer is a deleted file."""
+    """Layers of nodes seen as one file system; later layers hide earlier ones. ``None`` in a layer is a deleted file.
 
-    def __init__(self, layers: Iterable[Mapping[str, FileNode | None]], uid: int = 0) -> None:
-        self.nodes: dict[str, FileNode] = {}
+    ``base`` is a tree below all of the layers, shared and not copied: most of the files of a machine are those of its PCI bus.
+    """
+
+    def __init__(self, layers: Iterable[Mapping[str, FileNode | None]], uid: int = 0, base: Tree | None = None) -> None:
+        self.uid = uid
+        self._nodes: dict[str, FileNode] = {}
+        below = base._nodes if base is not None else {}
+        names = base._names if base is not None else {}
         for layer in layers:
             for path, node in layer.items():
-                if node is None:
-                    for gone in [p for p in self.nodes if p == path or p.startswith(path + "/")]:
-                        del self.nodes[gone]
-                else:
-                    self.nodes[path] = node
-        self.uid = uid
-        self._children: dict[str, set[str]] = {"/": set()}
-        for path in self.nodes:
+                if node is not None:
+                    self._nodes[path] = node
+                    continue
+                if path in below or path in names:
+                    self._nodes, below, names = below | self._nodes, {}, {}  # what is hidden cannot be shared
+                inside = path + "/"
+                for gone in [p for p in self._nodes if p == path or p.startswith(inside)]:
+                    del self._nodes[gone]
+        self._below = below
+        # The names in each directory, those of the tree below apart.
+        self._names: dict[str, set[str]] = {"/": set()}
+        self._names_below = names
+        self._directories: dict[str, str] = {}  # where directories really are, by absolute path
+        for path in self._nodes:
             self._announce(path)
 
     def _announce(self, path: str) -> None:
@@ -100,16 +117,45 @@ class Tree:
         while path != "/":
             parent, _, name = path.rpartition("/")
             parent = parent or "/"
-            known = self._children.get(parent)
+            known = self._names.get(parent)
             if known is None:
-                known = self._children[parent] = set()
+                known = self._names[parent] = set()
             elif name in known:
                 return
             known.add(name)
             path = parent
 
+    def _node(self, path: str) -> FileNode | None:
+        """What there is at a real path; None when there is nothing."""
+        node = self._nodes.get(path) or self._below.get(path)
+        if node is None and (path in self._names or path in self._names_below):
+            return _UNNAMED
+        return node
+
     def lookup(self, path: str, *, follow: bool = True, cwd: str = "/") -> tuple[str, FileNode]:
         """The real path and the node of ``path``. Raises OSError (ENOENT, ENOTDIR, ELOOP) naming ``path`` as it was given."""
+        folder, _, name = (path if path.startswith("/") else posixpath.join(cwd, path)).rpartition("/")
+        if name not in ("", ".", "..") and (real := self._directories.get(folder) or self._directory(folder)):
+            step = f"{real}/{name}" if real != "/" else f"/{name}"
+            node = self._node(step)
+            if node is None:
+                raise os_error("ENOENT", path)
+            if node.kind != "link" or not follow:
+                return step, node
+        return self._walk(path, follow=follow, cwd=cwd)
+
+    def _directory(self, path: str) -> str:
+        """Where a directory really is; "" when there is none. It is walked to once."""
+        try:
+            real, node = self._walk(path, follow=True, cwd="/")
+        except OSError:
+            return ""  # what is wrong on the way is said by whoever goes all of it
+        if node.kind != "dir":
+            return ""
+        self._directories[path] = real
+        return real
+
+    def _walk(self, path: str, *, follow: bool, cwd: str) -> tuple[str, FileNode]:
         pending = [p for p in posixpath.join(cwd, path).split("/") if p and p != "."]
         trailing = path.endswith("/")
         here, hops = "/", 0
@@ -119,20 +165,20 @@ class Tree:
                 here = here.rpartition("/")[0] or "/"
                 continue
             step = f"{here}/{part}" if here != "/" else f"/{part}"
-            node = self.nodes.get(step)
-            if node is None and step not in self._children:
+            node = self._node(step)
+            if node is None:
                 raise os_error("ENOENT", path)
-            if node is not None and node.kind == "link" and (pending or follow or trailing):
+            if node.kind == "link" and (pending or follow or trailing):
                 hops += 1
                 if hops > _MAX_LINKS:
                     raise os_error("ELOOP", path)
                 here = "/" if node.target.startswith("/") else here
                 pending = [p for p in node.target.split("/") if p and p != "."] + pending
                 continue
-            if pending and node is not None and node.kind != "dir":
+            if pending and node.kind != "dir":
                 raise os_error("ENOTDIR", path)
             here = step
-        found = self.nodes.get(here) or directory()
+        found = self._node(here) or _UNNAMED
         if trailing and found.kind != "dir":
             raise os_error("ENOTDIR", path)
         return here, found
@@ -174,7 +220,7 @@ class Tree:
             raise os_error("ENOTDIR", path)
         if not self.may(node, 4):
             raise os_error("EACCES", path)
-        return sorted(self._children.get(real, ()))
+        return sorted({*self._names.get(real, ()), *self._names_below.get(real, ())})
 
     def glob(self, pattern: str, *, cwd: str = "/") -> list[str]:
         """The paths that a shell's pattern matches, sorted, never entering names that begin with a dot unasked."""
