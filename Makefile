@@ -45,7 +45,10 @@ demo: $(READY)
 lab: $(READY)
 	@$(RUN) jupyter lab --notebook-dir=runbooks $$(test "$$(id -u)" -ne 0 || echo --allow-root)
 
-test: $(READY) style types notebooks unit
+# The types and the notebooks keep one core busy each; the rest keeps all of them.
+test: $(READY) style
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target types notebooks
+	@$(MAKE) --no-print-directory unit
 
 style: $(READY)
 	$(RUN) ruff check

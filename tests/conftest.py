@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from hypothesis import settings
 from proofbook.lab.sim import client
 
 from .nursery import Nursery
+
+# jsonschema's checker of formats builds a grammar of IRIs when it is loaded, which takes seconds; no test asks it for one.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 # No test has a stopwatch: a busy machine is no defect of the code. Speed is measured in benchmarks/.
 settings.register_profile("proofbook", deadline=None)

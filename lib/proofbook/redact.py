@@ -261,7 +261,8 @@ _KEYWORDS = (
     "key",
 )  # fmt: skip
 #: Where none of these stands in lower-cased text, no rule but those of its form (NUL, arrays, private keys) can match.
-_HINTS = tuple(dict.fromkeys([*(hint for _, hints, _ in _SHAPES for hint in hints), *_KEYWORDS, "basic"]))
+_EACH_HINT = {*(hint for _, hints, _ in _SHAPES for hint in hints), *_KEYWORDS, "basic"}
+_HINTS = tuple(sorted(h for h in _EACH_HINT if not any(shorter in h for shorter in _EACH_HINT - {h})))
 _HINT_BYTES = tuple(hint.encode() for hint in _HINTS)
 _KEY_BEFORE = re.compile(
     r"(?:api|access|private|signing|encryption|auth|master|account|shared|licen[cs]e|subscription|storage)[-_.]?$"
@@ -389,6 +390,7 @@ _SHORTEST = 4
 
 #: How many strings, and up to which length, are remembered as holding no secret.
 _REMEMBERED, _REMEMBERED_LENGTH = 50_000, 400
+_CLEAN_TO_ALL: set[str] = set()
 
 
 class Redactor:
@@ -403,7 +405,7 @@ class Redactor:
         self._learned: dict[str, str] = {}  # encoded form -> name
         self._learned_first: tuple[tuple[str, str], ...] = ()  # the same, longest form first
         # WHY: the same short strings (verdicts, paths, argv) come by at every event, rendering and final scan of a run
-        self._known_clean: set[str] = set()
+        self._known_clean = _CLEAN_TO_ALL  # until something is learned, all redactors hold the same for clean
 
     @property
     def ledger(self) -> dict[str, dict[str, int]]:

@@ -390,8 +390,6 @@ def findings_frame(findings: Iterable[Finding | Mapping[str, Any]]) -> pandas.Da
 
 def timeline_png(steps: Sequence[Mapping[str, Any]], *, title: str = "") -> bytes:
     """A picture of a run's steps over time (PNG). ``steps`` have ``title``, ``started_at`` (ISO), ``duration_s``, ``outcome``."""
-    import io
-
     from matplotlib.figure import Figure
 
     drawn = [s for s in steps if s.get("duration_s") is not None]
@@ -419,9 +417,7 @@ def timeline_png(steps: Sequence[Mapping[str, Any]], *, title: str = "") -> byte
     axes.set_title(title, fontsize=10, loc="left")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=110)
-    return out.getvalue()
+    return _png(figure)
 
 
 def spans_png(spans: Sequence[Mapping[str, Any]], *, axis: str, title: str = "") -> bytes:
@@ -430,8 +426,6 @@ def spans_png(spans: Sequence[Mapping[str, Any]], *, axis: str, title: str = "")
     ``spans`` have ``title``, ``start`` and ``end`` (numbers on the ``axis``), ``note``, and a ``verdict`` or none. A span of no
     length is a mark. The verdict is written beside each row too: no meaning hangs on a colour.
     """
-    import io
-
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 0.9 + 0.35 * max(len(spans), 1)), layout="constrained")
@@ -450,9 +444,7 @@ def spans_png(spans: Sequence[Mapping[str, Any]], *, axis: str, title: str = "")
     axes.set_title(title, fontsize=10, loc="left")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=110)
-    return out.getvalue()
+    return _png(figure)
 
 
 # ------------------------------------------------------------------------------------------- pictures of measurements
@@ -1148,6 +1140,10 @@ def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
 def _png(figure: Figure) -> bytes:
     import io
 
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=110)
+    figure.set_dpi(110)
+    # WHY not savefig: it draws everything twice, the first time for nobody.
+    FigureCanvasAgg(figure).print_png(out)  # type: ignore[no-untyped-call]
     return out.getvalue()

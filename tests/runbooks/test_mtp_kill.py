@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from proofbook.archive import Archive
 from proofbook.begun import next_steps
 from proofbook.changes import lease
 from proofbook.changes.unit_edit import drop_in_paths
-from proofbook.errors import ConnectionLost
 from proofbook.host import Host
 from proofbook.inventory import connect, load_inventory
 from proofbook.journal import JOURNAL, read_journal
@@ -106,32 +104,16 @@ def found(run: str = "nobody") -> Found:
     )
 
 
-#: A login of the tests' own, beside the runs. It is kept: each new one costs as much as a whole look.
-_login: list[Host] = []
+class reached:
+    """A login of the test's own, beside the runs."""
 
+    def __enter__(self) -> Host:
+        self._host = Host(NAME, *connect(SPEC))
+        self._host.prove()
+        return self._host
 
-@contextmanager
-def reached() -> Iterator[Host]:
-    if not client.ensure(SCENARIO).reused:
-        log_out()
-    try:
-        host = _login[0] if _login else _log_in()
-        host.prove()
-    except ConnectionLost:
-        host = _log_in()
-        host.prove()
-    yield host
-
-
-def _log_in() -> Host:
-    log_out()
-    _login.append(Host(NAME, *connect(SPEC)))
-    return _login[0]
-
-
-def log_out() -> None:
-    while _login:
-        _login.pop().close()
+    def __exit__(self, *_: object) -> None:
+        self._host.close()
 
 
 def on_the_machine(*argv: str) -> str:
@@ -212,7 +194,6 @@ def players(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pla
     here = Player(tmp_path_factory.mktemp("outputs"))
     yield here
     here.close()
-    log_out()
 
 
 @dataclass(frozen=True)
