@@ -129,7 +129,7 @@ def test_down_leaves_nothing_and_up_is_the_same_machine_anew(tmp_path: Path) -> 
 def test_a_killed_keeper_takes_its_box_along(tmp_path: Path) -> None:
     with machine_in(tmp_path, "killed") as machine:
         box = machine.box
-        about = box._alive()
+        about = box.alive()
         assert about is not None
         own = namespaces(about["box"]) - namespaces("self")
         assert {name.partition(":")[0] for name in own} >= {"mnt", "net", "pid", "ipc", "uts"}

@@ -126,7 +126,7 @@ def test_the_power_fails_in_the_middle_of_the_shutdown(box: Machine, tmp_path: P
 
 
 def cut_power_when_it_stops(box: Box, done: threading.Event) -> None:
-    about = box._alive()
+    about = box.alive()
     assert about is not None
     marker = Path(f"/proc/{about['box']}/root{box.home}/root/var/tmp/stopping")
     while not done.is_set() and not os.path.exists(marker):

@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.client import HTTPConnection, RemoteDisconnected
 from importlib import resources
 from pathlib import Path
@@ -76,7 +77,8 @@ class Running:
             except FileNotFoundError:
                 continue  # a thread that has ended meanwhile; its children are another's now
             for pid in of_task:
-                found[Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()] = int(pid)
+                with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                    found[Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()] = int(pid)
         return found
 
     def generate(self, prompt: str, **params: Any) -> dict[str, Any]:

@@ -12,20 +12,17 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
-from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from proofbook.errors import BadParameter, LabError
+from proofbook.errors import LabError
 from proofbook.lab.real import cgroups, debian, image, packages, settings
 from proofbook.lab.real.endpoint import Endpoint, answers_as_ssh
-from proofbook.lab.real.places import Places, held, locked
-from proofbook.lab.real.processes import Process, started
+from proofbook.lab.real.kept import KeptMachine
+from proofbook.lab.real.places import Places, locked
 
 __all__ = ["Box", "boxes"]
 
@@ -34,23 +31,16 @@ IDLE_S = 1800.0
 #: How long a box may take until its sshd answers (seconds); it takes about one, more on a busy machine.
 START_S = 120.0
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
-
 
 @dataclass(frozen=True)
-class Box:
+class Box(KeptMachine):
     """One box, up or not."""
 
-    name: str
-    places: Places
-
-    def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise BadParameter(f"not a box's name: {self.name!r}", hint="small letters, digits and '-', e.g. box or box-two")
-
-    @property
-    def home(self) -> Path:
-        return self.places.state / "box" / self.name
+    kind: ClassVar[str] = "box"
+    called: ClassVar[str] = "box"
+    keeper: ClassVar[str] = "proofbook.lab.real.keeper"
+    keeper_s: ClassVar[float] = 30.0
+    logs: ClassVar[tuple[str, ...]] = ("keeper.log", "console.log")
 
     @property
     def group(self) -> str:
@@ -68,44 +58,20 @@ class Box:
         packages.require(packages.BOX_TOOLS, "a box")
         rootfs = image.rootfs(suite or debian.default_suite(), self.places, say)
         with locked(self.home / "lock"):
-            about = self._alive()
+            about = self.alive()
             reused = about is not None
             if about is None:
-                self._clear()
+                self.clear()
                 about = self._start(rootfs, owner)
-        if self.off:
-            raise LabError(
-                f"{self.name} is off: its plug was pulled", hint=f"`proofbook lab box power {self.name} on` puts it back"
-            )
-        endpoint = self._endpoint(about, reused)
+        self.refuse_if_off()
+        endpoint = self.endpoint(about, reused=reused)
         self._await_ssh(endpoint)
         return endpoint
-
-    def down(self) -> bool:
-        """End it and clear up, also what a killed keeper left; whether it was up."""
-        if not self.home.exists():
-            return False
-        with locked(self.home / "lock"):
-            about = self._alive()
-            if about:
-                Process(about["pid"], about["pid_started"]).end()
-            self._clear()
-        return about is not None
-
-    @property
-    def off(self) -> bool:
-        """Whether its plug is pulled: it is kept, and does not run."""
-        return self._alive() is not None and (self.home / "power-off").exists()
-
-    def status(self) -> Endpoint | None:
-        """How to reach it; None when it is not up."""
-        about = self._alive()
-        return self._endpoint(about, True) if about else None
 
     @property
     def leftovers(self) -> bool:
         """Whether a killed keeper left something that ``down`` or the next ``up`` will clear."""
-        return self._alive() is None and ((self.home / "box.json").exists() or cgroups.left(self.group))
+        return self.alive() is None and ((self.home / "box.json").exists() or cgroups.left(self.group))
 
     def reboot(self) -> tuple[str, str]:
         """Reboot it by its own systemctl; the boot-id before and after. Raises LabError when it does not come back."""
@@ -126,15 +92,7 @@ class Box:
         group = self._machine_group()
         (self.home / "power-off").touch()
         (group / "cgroup.kill").write_text("1")
-        deadline = time.monotonic() + 30.0
-        while not (self.home / "dark").exists():
-            if time.monotonic() > deadline:
-                raise LabError(f"{self.name} did not go dark", hint=f"see {self.home / 'console.log'}")
-            time.sleep(0.01)
-
-    def power_on(self) -> None:
-        """Put the plug back; :meth:`up` waits until it answers."""
-        (self.home / "power-off").unlink(missing_ok=True)
+        self.await_dark()
 
     def freeze(self) -> None:
         """Stop it in the middle of whatever it does: its port still takes connections, and nobody answers."""
@@ -146,13 +104,6 @@ class Box:
     def slow_down(self, delay_ms: float) -> None:
         """Make the way to it slow: each piece of data waits this long, each way; 0 makes it fast again."""
         (self.home / "delay_ms").write_text(str(delay_ms))
-
-    def ssh_command(self, *words: str, user: str = "") -> list[str]:
-        """The argv of an OpenSSH client that logs in, or runs ``words`` there. Raises LabError when it is not up."""
-        endpoint = self.status()
-        if endpoint is None:
-            raise LabError(f"{self.name} is not up", hint=f"proofbook lab box up {self.name}")
-        return endpoint.ssh_command(*words, user=user)
 
     # ------------------------------------------------------------------------------------------ inside
 
@@ -171,71 +122,27 @@ class Box:
             "idle_s": float(os.environ.get("PROOFBOOK_LAB_IDLE_S", IDLE_S)),
         }
         (self.home / "plan.json").write_text(json.dumps(plan))
-        library = str(Path(str(resources.files("proofbook"))).parent)
-        with (self.home / "keeper.log").open("wb") as log:
-            keeper = subprocess.Popen(
-                [sys.executable, "-m", "proofbook.lab.real.keeper", str(self.home)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
-                env={"PATH": packages.search_path(), "PYTHONPATH": library, "LANG": "C.UTF-8"},
-            )  # fmt: skip
-        deadline = time.monotonic() + 30.0
-        while time.monotonic() < deadline:
-            if about := self._alive():
-                who.trust("127.0.0.1", about["port"])
-                return about
-            if keeper.poll() is not None:
-                break
-            time.sleep(0.01)
-        raise self._failed("its keeper ended")
+        about = self.start_keeper()
+        who.trust("127.0.0.1", about["port"])
+        return about
 
     def _await_ssh(self, endpoint: Endpoint) -> None:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if answers_as_ssh(endpoint.address, endpoint.port):
                 return
-            if self._alive() is None:
-                raise self._failed("it ended while it started")
+            if self.alive() is None:
+                raise self.failed("it ended while it started")
             time.sleep(0.02)
-        raise self._failed(f"its sshd did not answer within {START_S:.0f} s")
+        raise self.failed(f"its sshd did not answer within {START_S:.0f} s")
 
-    def _failed(self, why: str) -> LabError:
-        said = []
-        for log in ("keeper.log", "console.log"):
-            if (self.home / log).exists():
-                said += (self.home / log).read_text(errors="replace").strip().splitlines()[-3:]
-        return LabError(f"box {self.name} did not start: {why}: {' / '.join(said)[-800:]}", hint=f"see the logs in {self.home}")
-
-    def _alive(self) -> dict[str, Any] | None:
-        """What its keeper announced, if that very process still runs."""
-        try:
-            about: dict[str, Any] = json.loads((self.home / "box.json").read_text())
-        except (OSError, ValueError):
-            return None
-        if started(about["pid"]) != about["pid_started"] or not held(self.home / "alive"):
-            return None
-        return about
-
-    def _clear(self) -> None:
+    def clear(self) -> None:
         """Remove what belongs to one life of the box; its identity stays."""
         cgroups.remove(self.group)
         for name in ("box.json", "plan.json", "power-off", "dark", "delay_ms", "alive", ".#root.lck"):
             (self.home / name).unlink(missing_ok=True)
         for name in ("seed", "layer", "root"):
             shutil.rmtree(self.home / name, ignore_errors=True)
-
-    def _endpoint(self, about: dict[str, Any], reused: bool) -> Endpoint:
-        who = settings.Identity(self.home / "identity")
-        return Endpoint(
-            name=self.name,
-            address="127.0.0.1",
-            port=about["port"],
-            user="root",
-            identity_file=str(who.client_key),
-            known_hosts=str(who.known_hosts),
-            state_dir=self.home,
-            reused=reused,
-            started_at=datetime.fromisoformat(about["started_at"]),
-        )
 
     def _boot_id(self) -> str:
         """As the machine says it; "" when it does not answer."""
@@ -248,10 +155,7 @@ class Box:
 
     def _machine_group(self) -> Path:
         """The control group of everything in the container, seen through the eyes of its keeper's child."""
-        about = self._alive()
-        if about is None:
-            raise LabError(f"{self.name} is not up", hint=f"proofbook lab box up {self.name}")
-        return Path(f"/proc/{about['box']}/root/sys/fs/cgroup/{self.group}/machine/payload")
+        return Path(f"/proc/{self.about()['box']}/root/sys/fs/cgroup/{self.group}/machine/payload")
 
 
 def boxes(places: Places) -> list[Box]:

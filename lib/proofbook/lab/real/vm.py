@@ -15,21 +15,19 @@ import shlex
 import shutil
 import socket
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
-from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from proofbook.errors import BadParameter, LabError
+from proofbook.errors import LabError
 from proofbook.lab.real import debian, image, kernel, packages, qmp, settings, topology
 from proofbook.lab.real.endpoint import Endpoint, answers_as_ssh
+from proofbook.lab.real.kept import KeptMachine
 from proofbook.lab.real.kernel import Kernel
-from proofbook.lab.real.places import Places, held, locked
+from proofbook.lab.real.places import Places, locked
 from proofbook.lab.real.processes import Process, run, started
 from proofbook.lab.real.vm_files import guest_program, vm_files
 
@@ -44,8 +42,6 @@ MEMORY_MB = 768
 DISK_GB = 3
 SAVED = "saved"
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
-
 #: What makes a boot under software emulation bearable, and the log like that of a server.
 _CMDLINE = (
     "root=/dev/vda ro console=ttyS0 quiet loglevel=4 net.ifnames=0 nokaslr audit=0 mitigations=off tsc=reliable no_timer_check "
@@ -54,25 +50,20 @@ _CMDLINE = (
 
 
 @dataclass(frozen=True)
-class Vm:
+class Vm(KeptMachine):
     """One virtual machine, up or not. ``topology`` says what is plugged into it."""
 
-    name: str
-    places: Places
     topology: str = topology.DEFAULT
 
+    kind: ClassVar[str] = "vm"
+    called: ClassVar[str] = "VM"
+    keeper: ClassVar[str] = "proofbook.lab.real.vm_keeper"
+    keeper_s: ClassVar[float] = 60.0
+    logs: ClassVar[tuple[str, ...]] = ("keeper.log", "qemu.log", "serial.log")
+
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise BadParameter(f"not a VM's name: {self.name!r}", hint="small letters, digits and '-', e.g. vm or vm-two")
+        super().__post_init__()
         topology.load(self.topology)
-
-    @property
-    def _identity(self) -> settings.Identity:
-        return settings.Identity(self.home / "identity")
-
-    @property
-    def home(self) -> Path:
-        return self.places.state / "vm" / self.name
 
     # ------------------------------------------------------------------------------------------ up and down
 
@@ -87,81 +78,42 @@ class Vm:
         rootfs = image.rootfs(suite, self.places, say)
         linux = kernel.kernel(suite, self.places, say)
         with locked(self.home / "lock"):
-            about = self._alive()
+            about = self.alive()
             reused = about is not None
             if about is None:
-                self._clear()
+                self.clear()
                 say(f"starting {self.name}: its own {linux.release}, half a minute or more")
                 about = self._start(rootfs, linux, owner)
-        if self.off:
-            raise LabError(
-                f"{self.name} is off: its plug was pulled", hint=f"`proofbook lab vm power {self.name} on` puts it back"
-            )
-        endpoint = self._endpoint(about, reused)
+        self.refuse_if_off()
+        endpoint = self.endpoint(about, reused=reused)
         self.await_ssh()
         return endpoint
-
-    def down(self) -> bool:
-        """End it and clear up; whether it was up."""
-        if not self.home.exists():
-            return False
-        with locked(self.home / "lock"):
-            about = self._alive()
-            if about:
-                Process(about["pid"], about["pid_started"]).end()
-            self._clear()
-        return about is not None
-
-    @property
-    def off(self) -> bool:
-        """Whether its plug is pulled: it is kept, and does not run."""
-        return self._alive() is not None and (self.home / "power-off").exists()
-
-    def status(self) -> Endpoint | None:
-        """How to reach it; None when it is not up."""
-        about = self._alive()
-        return self._endpoint(about, True) if about else None
 
     @property
     def leftovers(self) -> bool:
         """Whether a killed keeper left files that ``down`` or the next ``up`` will clear."""
-        return self._alive() is None and (self.home / "vm.json").exists()
+        return self.alive() is None and (self.home / "vm.json").exists()
 
     def await_ssh(self) -> None:
         """Wait until its sshd answers. Raises LabError."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
-            about = self._alive()
+            about = self.alive()
             if about is None:
-                raise self._failed("it ended")
+                raise self.failed("it ended")
             if answers_as_ssh("127.0.0.1", about["port"], timeout_s=5.0):
                 return
             time.sleep(0.1)
-        raise self._failed(f"its sshd did not answer within {START_S:.0f} s")
-
-    def ssh_command(self, *words: str, user: str = "") -> list[str]:
-        """The argv of an OpenSSH client that logs in, or runs ``words`` there. Raises LabError when it is not up."""
-        endpoint = self.status()
-        if endpoint is None:
-            raise LabError(f"{self.name} is not up", hint=f"proofbook lab vm up {self.name}")
-        return endpoint.ssh_command(*words, user=user)
+        raise self.failed(f"its sshd did not answer within {START_S:.0f} s")
 
     # ------------------------------------------------------------------------------------------ what befalls a machine
 
     def power_off(self) -> None:
         """Pull the plug. What it had not written to its disk is lost. It stays off until :meth:`power_on`. Raises LabError."""
-        about = self._about()
+        about = self.about()
         (self.home / "power-off").touch()
         Process(about["qemu"], about["qemu_started"]).kill()
-        deadline = time.monotonic() + 30.0
-        while not (self.home / "dark").exists():
-            if time.monotonic() > deadline:
-                raise LabError(f"{self.name} did not go dark", hint=f"see {self.home / 'qemu.log'}")
-            time.sleep(0.01)
-
-    def power_on(self) -> None:
-        """Put the plug back; :meth:`await_ssh` waits until it answers."""
-        (self.home / "power-off").unlink(missing_ok=True)
+        self.await_dark()
 
     def freeze(self) -> None:
         """Stop its processors: its port still takes connections, and nobody answers."""
@@ -193,7 +145,7 @@ class Vm:
         self._await_qemu()
         self._replan(restore=False)
         self.await_ssh()
-        self._run_guest(self._endpoint(self._about(), True), "after_restore.py", str(time.time()))
+        self._run_guest(self.endpoint(self.about(), reused=True), "after_restore.py", str(time.time()))
 
     def up_as_copy(self, other: Vm, *, owner: int | None = None) -> Endpoint:
         """Start it from what another one saved, disk and memory, with an identity of its own. Raises LabError.
@@ -201,16 +153,16 @@ class Vm:
         Host key, machine-id, boot id and journal are its own from then on; until it reboots, all else is as it was there.
         """
         with locked(self.home / "lock"):
-            if self._alive() is not None:
+            if self.alive() is not None:
                 raise LabError(f"{self.name} is up already", hint=f"proofbook lab vm down {self.name}")
-            self._clear()
+            self.clear()
             theirs = other._copy_disk(self.home)
             about = self._launch({"kernel": theirs["kernel"], "initrd": theirs["initrd"], "restore": True}, owner)
         self._replan(restore=False)
         self.await_ssh()
-        parent, who = other._identity, self._identity
+        parent, who = other.identity, self.identity
         (self.home / "parent").write_text(parent.known("127.0.0.1", about["port"]))
-        endpoint = self._endpoint(about, False)
+        endpoint = self.endpoint(about, reused=False)
         as_it_was = replace(endpoint, identity_file=str(parent.client_key), known_hosts=str(self.home / "parent"))
         self._run_guest(as_it_was, "after_restore.py", str(time.time()))
         self._run_guest(as_it_was, "become_another.py", told=_another(who, self.name))
@@ -231,21 +183,7 @@ class Vm:
         idle_s = float(os.environ.get("PROOFBOOK_LAB_IDLE_S", IDLE_S))
         usual = {"port": port, "owner": owner or 0, "idle_s": idle_s, "unplugged": [], "more": "", "restore": False}
         self._write_plan({**usual, **plan})
-        library = str(Path(str(resources.files("proofbook"))).parent)
-        with (self.home / "keeper.log").open("wb") as log:
-            keeper = subprocess.Popen(
-                [sys.executable, "-m", "proofbook.lab.real.vm_keeper", str(self.home)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
-                env={"PATH": packages.search_path(), "PYTHONPATH": library, "LANG": "C.UTF-8"},
-            )  # fmt: skip
-        deadline = time.monotonic() + 60.0
-        while time.monotonic() < deadline:
-            if about := self._alive():
-                return about
-            if keeper.poll() is not None:
-                break
-            time.sleep(0.02)
-        raise self._failed("its keeper ended")
+        return self.start_keeper()
 
     def _make_disk(self, rootfs: Path, linux: Kernel) -> None:
         """The machine's disk, from folders: no image is mounted, no loop device used; only mkfs sees them merged."""
@@ -269,7 +207,7 @@ class Vm:
 
     def _copy_disk(self, folder: Path) -> dict[str, Any]:
         """Copy its disk into a folder, with the saved state in it; its plan. Raises LabError."""
-        self._about()
+        self.about()
         with qmp.Channel(self.home, "control.sock") as channel:
             if SAVED not in channel.monitor("info snapshots"):
                 raise LabError(f"{self.name} has no saved state to start another machine from")
@@ -314,67 +252,31 @@ class Vm:
         ]  # fmt: skip
 
     def _replan(self, **changes: object) -> None:
-        self._about()
+        self.about()
         self._write_plan({**json.loads((self.home / "plan.json").read_text()), **changes})
 
     def _await_qemu(self) -> None:
         """Wait until QEMU has read its plan and serves."""
         deadline = time.monotonic() + 60.0
         while time.monotonic() < deadline:
-            about = self._about()
+            about = self.about()
             if not (self.home / "dark").exists() and started(about["qemu"]) == about["qemu_started"]:
                 return
             time.sleep(0.02)
-        raise self._failed("QEMU did not start again")
+        raise self.failed("QEMU did not start again")
 
     def _monitor(self, act: Callable[[qmp.Channel], object]) -> None:
-        self._about()
+        self.about()
         with qmp.Channel(self.home, "control.sock") as channel:
             act(channel)
 
-    def _about(self) -> dict[str, Any]:
-        about = self._alive()
-        if about is None:
-            raise LabError(f"{self.name} is not up", hint=f"proofbook lab vm up {self.name}")
-        return about
-
-    def _alive(self) -> dict[str, Any] | None:
-        """What its keeper announced, if that very process still runs."""
-        try:
-            about: dict[str, Any] = json.loads((self.home / "vm.json").read_text())
-        except (OSError, ValueError):
-            return None
-        if started(about["pid"]) != about["pid_started"] or not held(self.home / "alive"):
-            return None
-        return about
-
-    def _clear(self) -> None:
+    def clear(self) -> None:
         """Remove what belongs to one life of the machine; its identity stays."""
         for path in self.home.iterdir() if self.home.exists() else ():
             if path.name in ("seed", "root"):
                 shutil.rmtree(path, ignore_errors=True)
             elif path.name not in ("identity", "lock") and not path.name.endswith(".log"):
                 path.unlink(missing_ok=True)
-
-    def _failed(self, why: str) -> LabError:
-        said: list[str] = []
-        for log in ("keeper.log", "qemu.log", "serial.log"):
-            if (self.home / log).exists():
-                said += (self.home / log).read_text(errors="replace").strip().splitlines()[-3:]
-        return LabError(f"{self.name} is not reachable: {why}: {' / '.join(said)[-800:]}", hint=f"see the logs in {self.home}")
-
-    def _endpoint(self, about: dict[str, Any], reused: bool) -> Endpoint:
-        return Endpoint(
-            name=self.name,
-            address="127.0.0.1",
-            port=about["port"],
-            user="root",
-            identity_file=str(self._identity.client_key),
-            known_hosts=str(self._identity.known_hosts),
-            state_dir=self.home,
-            reused=reused,
-            started_at=datetime.fromisoformat(about["started_at"]),
-        )
 
 
 def vms(places: Places) -> list[Vm]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 from proofbook.lab.sim.os_state import Entry, System
 from proofbook.lab.sim.shell import Answer, Context, said
@@ -225,10 +226,10 @@ def select(ctx: Context, query: Query) -> list[Entry]:
     if query.boot not in (None, "all"):
         wanted = _boot_id(entries, query.boot or "0")
         entries = [e for e in entries if e.boot_id == wanted]
+    if query.after_cursor and (found := re.search(r"i=([0-9a-f]+)", query.after_cursor)):
+        last = int(found[1], 16)
+        entries = [e for e in entries if e.seqnum > last]  # first, since whoever follows a unit asks for little more at a time
     entries = [e for e in entries if _wanted(ctx, query, e)]
-    if query.after_cursor:
-        found = re.search(r"i=([0-9a-f]+)", query.after_cursor)
-        entries = [e for e in entries if e.seqnum > int(found[1], 16)] if found else entries
     if query.lines is not None:
         entries = entries[-query.lines :] if query.lines else []
     elif query.follow:
@@ -269,17 +270,24 @@ def _wanted(ctx: Context, query: Query, entry: Entry) -> bool:
     if query.until and entry.realtime_us > _time(query.until, ctx.life.now) * 1e6:
         return False
     groups = [g for g in query.matches if g]
-    return not groups or any(_matches(ctx, entry, group) for group in groups)
+    return not groups or any(_matches(ctx, entry, _by_field(tuple(group))) for group in groups)
 
 
-def _matches(ctx: Context, entry: Entry, group: list[str]) -> bool:
+@lru_cache(maxsize=64)
+def _by_field(group: tuple[str, ...]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Matches of one field are alternatives; different fields must all match."""
-    by_field: dict[str, list[str]] = {}
-    for match in group:
-        name, _, value = match.partition("=")
-        by_field.setdefault(name, []).append(value)
-    everything = all_fields(ctx.system, entry)
-    return all(everything.get(name) in values for name, values in by_field.items())
+    names = dict.fromkeys(match.partition("=")[0] for match in group)
+    return tuple((name, tuple(m.partition("=")[2] for m in group if m.partition("=")[0] == name)) for name in names)
+
+
+def _matches(ctx: Context, entry: Entry, by_field: Iterable[tuple[str, tuple[str, ...]]]) -> bool:
+    for name, values in by_field:
+        value = entry.fields.get(name)
+        if value is None and name in _SHARED:
+            value = all_fields(ctx.system, entry).get(name)
+        if value not in values:
+            return False
+    return True
 
 
 def _of_unit(f: dict[str, str], unit: str) -> bool:
@@ -333,6 +341,10 @@ async def _follow(ctx: Context, query: Query, chosen: list[Entry]) -> Answer:
 
 
 # ------------------------------------------------------------------------------------------ printing
+
+
+#: What :func:`all_fields` adds.
+_SHARED = frozenset({"_BOOT_ID", "_MACHINE_ID", "_HOSTNAME", "_RUNTIME_SCOPE", "_SOURCE_MONOTONIC_TIMESTAMP"})
 
 
 def all_fields(system: System, entry: Entry) -> dict[str, str]:

@@ -83,7 +83,7 @@ class Server:
         self._last_use = time.monotonic()
         self._saved_revision = -1
         self._save_at = 0.0
-        self._saved_boot = ""
+        self._saved_as: tuple[str, bool] | None = None
 
     @property
     def machine(self) -> Machine:
@@ -109,11 +109,11 @@ class Server:
         return build.build(self.data, self.clock.now(), self.data["seed"]), False
 
     def save(self, *, now: bool = False) -> None:
-        """Save the machine if it changed; a new boot at once, other changes when their time has come."""
+        """Save the machine if it changed; at once when it went down or booted, other changes when their time has come."""
         if self.machine.revision == self._saved_revision:
             return
-        began = time.monotonic()
-        if not now and self.machine.boot.id == self._saved_boot and began < self._save_at:
+        began, where = time.monotonic(), (self.machine.boot.id, self.machine.reachable)
+        if not now and where == self._saved_as and began < self._save_at:
             return
         meta = {
             "fingerprint": self.data["fingerprint"],
@@ -124,7 +124,7 @@ class Server:
         new = self.folder / "state.pickle.new"
         new.write_bytes(pickle.dumps(meta, protocol=5))
         new.replace(self.folder / "state.pickle")
-        self._saved_revision, self._saved_boot = self.machine.revision, self.machine.boot.id
+        self._saved_revision, self._saved_as = self.machine.revision, where
         ended = time.monotonic()
         self._save_at = ended + max(_SAVE_S, (ended - began) / _SAVING)
 
