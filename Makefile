@@ -76,7 +76,7 @@ VM ?= vm
 REAL = $(RUN) PROOFBOOK_REAL=1 pytest -p no:nbval
 ONCE_MORE = --last-failed --last-failed-no-failures none
 test-vm: $(READY)
-	$(REAL) -n 2 --dist loadfile -m box tests/real || $(REAL) -m box tests/real $(ONCE_MORE)
+	$(REAL) -n 3 --dist loadfile -m box tests/real || $(REAL) -m box tests/real $(ONCE_MORE)
 	$(REAL) -m "$(VM)" tests/real || $(REAL) -m "$(VM)" tests/real $(ONCE_MORE)
 
 # make format puts the code into the one format

@@ -254,6 +254,19 @@ def test_first_use_from_many_threads_makes_one_connection(sshd: Sshd) -> None:
     ssh.close()
 
 
+@pytest.mark.parametrize(
+    ("offered", "taken"),
+    [("aes256-ctr,aes128-gcm@openssh.com", "aes128-gcm@openssh.com"), ("aes256-ctr,aes128-ctr", "aes128-ctr")],
+)
+def test_the_cipher_that_costs_least_is_taken_where_it_is_offered(sshd: Sshd, offered: str, taken: str) -> None:
+    sshd.stop()
+    sshd.start(f"Ciphers {offered}")
+    with sshd.transport() as transport:
+        assert transport.run(command("seq", "20000")).expect().endswith("20000\n")
+        assert transport._link is not None
+        assert transport._link.transport.local_cipher == transport._link.transport.remote_cipher == taken
+
+
 def test_a_server_with_few_sessions_is_waited_for_and_one_with_none_is_told(sshd: Sshd) -> None:
     sshd.stop()
     sshd.start("MaxSessions 1")
