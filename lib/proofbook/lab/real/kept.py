@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import resources
@@ -27,7 +28,7 @@ _DARK_S = 30.0
 
 
 @dataclass(frozen=True)
-class KeptMachine:
+class KeptMachine(ABC):
     """One machine of the lab in ``<state>/<kind>/<name>``, up or not. Its kinds say how it is started and what befalls it."""
 
     name: str
@@ -64,9 +65,9 @@ class KeptMachine:
             self.clear()
         return about is not None
 
+    @abstractmethod
     def clear(self) -> None:
         """Remove what belongs to one life of the machine; its identity stays."""
-        raise NotImplementedError
 
     @property
     def off(self) -> bool:
